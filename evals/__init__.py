@@ -1,0 +1,1 @@
+"""Measurements from the command line: acceptance, losslessness, latency."""

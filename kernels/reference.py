@@ -1,0 +1,172 @@
+"""Plain PyTorch forms of every op of the forward pass: the specification and the CPU path.
+
+Row invariance: a row's result depends on that row alone, bit for bit, whatever stands beside it in
+the batch. So (docs/adr/0003)
+- matrix products see between `min_rows` and ROW_TILE rows, a range in which they were found equal;
+- attention sums keys tile by tile, tiles being aligned to absolute positions, and adds tiles in a
+  fixed order;
+- everything else is elementwise, or reduces over a dimension of fixed size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.attention_group import AttentionGroup
+
+TILES_PER_SUM = 16  # tiles are added in groups of this fixed size, then group by group
+MIN_PRODUCT_ROWS = 8  # attention products are padded to this many rows
+_SERIAL_NUMEL = 32767  # above this torch splits an elementwise op between threads, mid-row
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x * weight / sqrt(mean(x^2) + eps), in fp32 (Zhang & Sennrich 2019). x: [..., dim]."""
+    x = x.float()
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate halves of each head by position (Su et al. 2021, the half-split layout).
+
+    x: fp32 [num_rows, num_heads, head_dim]; cos, sin: [num_rows, 1, head_dim], `sin` negative in
+    the first half: out = x * cos + swap(x) * sin.
+    """
+    half = x.shape[-1] // 2
+    swapped = torch.cat((x[..., half:], x[..., :half]), dim=-1)
+    return x * cos + swapped * sin
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up for fused [num_rows, 2 * dim]; returns [num_rows, dim]."""
+    dim = gate_up.shape[1] // 2
+    slabs = gate_up.split(max(1, _SERIAL_NUMEL // dim))
+    parts = [torch.nn.functional.silu(s[:, :dim]) * s[:, dim:] for s in slabs]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def write_kv(k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
+    """Write keys and values of new tokens to their slots.
+
+    caches: [num_blocks, num_kv_heads, block_size, head_dim]; slots: int64 [num_rows];
+    k, v: [num_rows, num_kv_heads, head_dim].
+    """
+    rows = slot_rows(slots, k_cache.shape[1], k_cache.shape[2]).flatten()
+    for cache, new in ((k_cache, k), (v_cache, v)):
+        cache.view(-1, cache.shape[3]).index_copy_(0, rows, new.reshape(-1, cache.shape[3]))
+
+
+def slot_rows(slots: Tensor, num_kv_heads: int, block_size: int) -> Tensor:
+    """Rows of the flattened cache [num_blocks * num_kv_heads * block_size, head_dim].
+
+    slots: int64 [...]. Returns int64 [..., num_kv_heads].
+    """
+    first = slots // block_size * (num_kv_heads * block_size) + slots % block_size
+    heads = torch.arange(num_kv_heads, device=slots.device) * block_size
+    return first[..., None] + heads
+
+
+def tree_attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, groups: Sequence[AttentionGroup], scale: float
+) -> Tensor:
+    """Attention of query rows over the paged cache, ancestors only within a draft tree.
+
+    q: fp32 [num_rows, num_heads, head_dim]; caches: [num_blocks, num_kv_heads, block_size,
+    head_dim], the rows' own keys and values written already. Returns fp32, the shape of q; rows
+    that belong to no group are zero.
+    """
+    out = torch.zeros_like(q)
+    for group in groups:
+        out[group.start : group.end] = _attend(
+            q[group.start : group.end] * scale, k_cache, v_cache, group
+        )
+    return out
+
+
+def _attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: AttentionGroup) -> Tensor:
+    n, num_heads, dim = q.shape
+    num_kv_heads, tile = k_cache.shape[1:3]
+    packed = q.view(n, num_kv_heads, -1, dim).transpose(0, 1)  # [kv, n, ratio, dim]
+    rows = packed.reshape(num_kv_heads, -1, dim)  # [kv, n * ratio, dim]
+
+    shared = group.num_blocks * num_kv_heads
+    k = k_cache[group.blocks].reshape(shared, tile, dim)
+    v = v_cache[group.blocks].reshape(shared, tile, dim)
+    q_tiles = _padded(rows).expand(group.num_blocks, -1, -1, -1).reshape(shared, -1, dim)
+    m = rows.shape[1]
+    scores = torch.bmm(q_tiles, k.transpose(1, 2)).view(-1, num_kv_heads, q_tiles.shape[1], tile)
+    if group.tail_slots is not None:
+        k_tail, v_tail = _gather_tail(k_cache, v_cache, group.tail_slots)
+        tail_scores = _tail_product(packed.transpose(0, 1), k_tail.transpose(-1, -2))
+        scores = torch.cat((scores[:, :, :m], tail_scores))
+
+    visible = scores[:, :, :m].unflatten(2, (n, -1))  # [tiles, kv, n, ratio, tile]
+    visible[-group.bias.shape[0] :] += group.bias.unsqueeze(3)
+    weights = (scores - scores.amax((0, 3), keepdim=True)).exp_()
+
+    shared_weights = weights[: group.num_blocks].reshape(shared, -1, tile)
+    if group.tail_slots is not None:
+        shared_weights = _padded(shared_weights)
+    values = torch.bmm(shared_weights, v).view(group.num_blocks, num_kv_heads, -1, dim)
+    if group.tail_slots is not None:
+        per_row = weights[group.num_blocks :].unflatten(2, (n, -1)).permute(2, 0, 1, 3, 4)
+        values = torch.cat((values[:, :, :m], _tail_product(per_row, v_tail)))
+    mixed = _weighted_mean(values, weights.sum(-1))[:, :m]
+    return mixed.view(num_kv_heads, n, -1, dim).transpose(0, 1).reshape(n, num_heads, dim)
+
+
+def _padded(x: Tensor) -> Tensor:
+    """Pad the rows [..., rows, dim] of a product to MIN_PRODUCT_ROWS."""
+    missing = MIN_PRODUCT_ROWS - x.shape[-2]
+    return x if missing <= 0 else torch.nn.functional.pad(x, (0, 0, 0, missing))
+
+
+def _gather_tail(k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values of each row's own tail: two of [n, num_tail, kv, tile, dim]."""
+    num_kv_heads, tile, dim = k_cache.shape[1:]
+    rows = slot_rows(slots.view(slots.shape[0], -1, tile), num_kv_heads, tile)
+    index = rows.transpose(-1, -2)  # [n, num_tail, kv, tile]
+    flat = index.flatten()
+    k = k_cache.view(-1, dim).index_select(0, flat)
+    v = v_cache.view(-1, dim).index_select(0, flat)
+    return k.view(*index.shape, dim), v.view(*index.shape, dim)
+
+
+def _tail_product(rows: Tensor, columns: Tensor) -> Tensor:
+    """Each row's small product with its own tail tiles.
+
+    rows: [n, (num_tail,) kv, ratio, a]; columns: [n, num_tail, kv, a, b].
+    Returns [num_tail, kv, n * ratio, b].
+    """
+    n, num_tail, num_kv_heads, _, b = columns.shape
+    if rows.dim() == 4:
+        rows = rows.unsqueeze(1)
+    ratio = rows.shape[-2]
+    left = _padded(rows).expand(n, num_tail, -1, -1, -1).flatten(0, 2)
+    product = torch.bmm(left, columns.flatten(0, 2))[:, :ratio]
+    product = product.view(n, num_tail, num_kv_heads, ratio, b).permute(1, 2, 0, 3, 4)
+    return product.reshape(num_tail, num_kv_heads, n * ratio, b)
+
+
+def _weighted_mean(values: Tensor, totals: Tensor) -> Tensor:
+    """Sum of values [tiles, kv, rows, dim] over sum of totals [tiles, kv, rows].
+
+    Tiles are added pairwise within groups of TILES_PER_SUM, then group by group, all elementwise:
+    neither the number of rows nor zero tiles at the end change a bit. (`torch.sum` picks its order
+    by the shape.)
+    """
+    num_tiles, num_kv_heads, num_rows, dim = values.shape
+    size = -(-num_tiles // TILES_PER_SUM) * TILES_PER_SUM
+    both = values.new_zeros(size, num_kv_heads, num_rows, dim + 1)
+    both[:num_tiles, ..., :dim] = values
+    both[:num_tiles, ..., dim] = totals
+    both = both.unflatten(0, (-1, TILES_PER_SUM))
+    while both.shape[1] > 1:
+        half = both.shape[1] // 2
+        both = both[:, :half] + both[:, half:]
+    total = both[0, 0]
+    for more in both[1:, 0]:
+        total = total + more
+    return total[..., :dim] / total[..., dim:]

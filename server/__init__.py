@@ -1,0 +1,1 @@
+"""HTTP server: OpenAI-compatible, streaming over server-sent events."""

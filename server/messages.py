@@ -1,0 +1,144 @@
+"""Typed messages between the server process and the engine process, and how they are framed.
+
+    server -> engine    Start  Submit  Abort  Shutdown
+    engine -> server    Ready  Tokens  Failed
+
+A frame is a 4-byte big-endian length and a msgpack body: data only, nothing that could run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from specdec import errors
+from specdec.config import EngineConfig
+from specdec.errors import EngineStopped, InvalidRequest, SpecdecError
+from specdec.params import SamplingParams
+from specdec.request import FinishReason, TokenRecord
+
+HEADER_LEN = 4
+MAX_FRAME_LEN = 256 * 2**20  # a longer frame is a bug on the other side, not data
+
+
+class Start(Struct, tag=True):
+    """First message to a new engine process: build this engine."""
+
+    config: EngineConfig
+
+
+class Submit(Struct, tag=True):
+    """Run a request. The answer is an output: an empty one if it was accepted, else an error."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+    node_budget: int | None = None
+
+
+class Abort(Struct, tag=True):
+    """Stop a request; unknown and finished ones are ignored."""
+
+    request_id: str
+
+
+class Shutdown(Struct, tag=True):
+    """Leave at once; what runs is lost."""
+
+
+class Ready(Struct, tag=True):
+    """The engine is built and takes requests."""
+
+    model_name: str
+    folder: str  # where the model's tokenizer is
+    drafter: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...] = ()
+
+
+class Output(Struct):
+    """News of one request: RequestOutput as it travels, plus why a request was refused.
+
+    `error_kind` names a class of `specdec.errors` and `error_param` the field at fault.
+    """
+
+    request_id: str
+    tokens: list[TokenRecord] = []
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    error_kind: str | None = None
+    error_param: str | None = None
+    stats: dict[str, Any] | None = None  # the wire form, on the last output
+    num_prefix_hit: int = 0
+
+    def merge(self, later: Output) -> None:
+        """Take in a later output of the same request that was not fetched in time."""
+        self.tokens.extend(later.tokens)
+        self.finish_reason = later.finish_reason
+        self.error, self.error_kind = later.error, later.error_kind
+        self.error_param, self.stats = later.error_param, later.stats
+        self.num_prefix_hit = max(self.num_prefix_hit, later.num_prefix_hit)
+
+
+class Tokens(Struct, tag=True):
+    """What one step brought, for every request that it touched."""
+
+    outputs: list[Output]
+
+
+class Failed(Struct, tag=True):
+    """The engine cannot start or go on; the engine process ends after this message.
+
+    `kind` names a class of `specdec.errors`, the message is its one line for the user.
+    """
+
+    kind: str
+    message: str
+
+
+ToEngine = Start | Submit | Abort | Shutdown
+ToServer = Ready | Tokens | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_to_server = msgspec.msgpack.Decoder(ToServer)
+
+
+def encode_frame(message: ToEngine | ToServer) -> bytes:
+    """The message with its length in front, ready for the socket."""
+    body = _encoder.encode(message)
+    return len(body).to_bytes(HEADER_LEN, "big") + body
+
+
+def frame_len(header: bytes | bytearray | memoryview) -> int:
+    """Length of the body that follows a header; ValueError when it cannot be ours."""
+    length = int.from_bytes(header, "big")
+    if length > MAX_FRAME_LEN:
+        raise ValueError(f"a frame of {length} bytes is too long")
+    return length
+
+
+def decode_to_engine(body: bytes) -> ToEngine:
+    """Decode a frame's body in the engine process; msgspec.DecodeError when it is damaged."""
+    return _to_engine.decode(body)
+
+
+def decode_to_server(body: bytes) -> ToServer:
+    """Decode a frame's body in the server process; msgspec.DecodeError when it is damaged."""
+    return _to_server.decode(body)
+
+
+def revive_error(kind: str | None, message: str, param: str | None = None) -> SpecdecError:
+    """The error that a message from the engine process describes.
+
+    Example: `revive_error("InvalidRequest", "too long", "stop")`; no kind is a plain SpecdecError.
+    """
+    found = getattr(errors, kind or SpecdecError.__name__, None)
+    if not (isinstance(found, type) and issubclass(found, SpecdecError)):
+        return EngineStopped(message)
+    return found(message, param=param) if issubclass(found, InvalidRequest) else found(message)

@@ -1,0 +1,170 @@
+"""serve: run the server until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Generator, Sequence
+from pathlib import Path
+
+import uvicorn
+
+from specdec.config import EngineConfig
+from specdec.errors import UsageError
+from specdec.server.app import Service, create_app
+from specdec.server.engine_client import ENGINE_COMMAND, EngineClient
+from specdec.tokenizer import Tokenizer
+
+GRACE_S = 30.0  # how long running answers may go on after the first signal
+GOODBYE_S = 2.0  # how long the error events of those that did not make it may take
+BACKLOG = 2048
+
+
+def serve(
+    config: EngineConfig,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    served_model_name: str | None = None,
+    grace_s: float = GRACE_S,
+    engine_command: Sequence[str] = ENGINE_COMMAND,
+) -> None:
+    """Serve a model over HTTP; returns after SIGTERM or SIGINT.
+
+    On the first signal new requests get 503 and running ones have `grace_s` seconds to finish;
+    what is left then, or at a second signal, ends with an error event. Port 0 takes a free one.
+    The address is printed on stderr once the model is loaded; before that /health answers 503.
+
+    Raises UsageError when the address cannot be used, and what kept the engine from starting.
+    Example: `serve(EngineConfig(drafter="ngram"), port=8000)`.
+    """
+    with bind(host, port) as listener:
+        name = served_model_name or config.model
+        asyncio.run(_serve(config, listener, name, grace_s, engine_command))
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket for the address; raises UsageError with one line on why it cannot be."""
+    if not 0 <= port <= 65535:
+        raise UsageError(f"port must be between 0 and 65535, not {port}")
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"cannot listen on host {host!r}: {_reason(error)}") from None
+    listener = socket.socket(family, kind, proto)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        reason = f"cannot listen on {host}:{port}: {_reason(error)}"
+        raise UsageError(f"{reason}; choose another with --port") from None
+    return listener
+
+
+def _reason(error: Exception) -> str:
+    strerror = error.strerror if isinstance(error, OSError) else None
+    return (strerror or str(error)).lower()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handling, which knows no grace and ends with the signal."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+class _Signals:
+    """The first and the second request to end."""
+
+    def __init__(self) -> None:
+        self.first, self.second = asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._take)
+
+    def _take(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+
+async def _serve(
+    config: EngineConfig,
+    listener: socket.socket,
+    served_model_name: str,
+    grace_s: float,
+    engine_command: Sequence[str],
+) -> None:
+    signals = _Signals()
+    engine = EngineClient(engine_command)
+    service = Service(engine, served_model_name)
+    server = _Server(
+        uvicorn.Config(
+            create_app(service),
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=int(GOODBYE_S),
+        )
+    )
+    answering = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await engine.start(config)
+        loading = asyncio.create_task(_load(service))
+        await _first_of(loading, signals.first.wait(), answering)
+        if loading.done():
+            loading.result()
+            _say(f"ready: {_url(listener)} (model {served_model_name}, drafter {config.drafter})")
+            await _first_of(signals.first.wait(), answering, _say_when_stopped(service))
+            await _drain(service, signals, grace_s)
+        loading.cancel()
+    finally:
+        service.is_draining = True
+        server.should_exit = True
+        await asyncio.gather(answering, engine.shutdown(), return_exceptions=True)
+
+
+async def _load(service: Service) -> None:
+    ready = await service.engine.wait_ready()
+    service.tokenizer = await asyncio.to_thread(Tokenizer.load, Path(ready.folder))
+
+
+async def _drain(service: Service, signals: _Signals, grace_s: float) -> None:
+    service.is_draining = True
+    await _first_of(service.idle(), signals.second.wait(), asyncio.sleep(grace_s))
+    service.engine.fail_streams("the server is shutting down")
+    await _first_of(service.idle(), asyncio.sleep(GOODBYE_S))
+
+
+async def _say_when_stopped(service: Service) -> None:
+    """Report the engine's death; the server stays up to say so on /health."""
+    await service.engine.stopped.wait()
+    _say(f"error: {service.engine.failure}")
+    await asyncio.Event().wait()
+
+
+async def _first_of(*work: Awaitable[object]) -> None:
+    """Wait for the first of these; coroutines that are not done by then are cancelled."""
+    mine = [asyncio.ensure_future(item) for item in work]
+    await asyncio.wait(mine, return_when=asyncio.FIRST_COMPLETED)
+    for future, item in zip(mine, work, strict=True):
+        if future is not item:
+            future.cancel()
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,58 @@
+"""Server-sent events: how chunks become bytes on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+from sse_starlette.event import ServerSentEvent
+from sse_starlette.sse import EventSourceResponse, SendTimeoutError
+from starlette.types import Receive, Scope, Send
+
+DONE = b"data: [DONE]\n\n"
+PING_S = 15  # proxies drop connections that stay silent for 30 to 60 s
+SEND_TIMEOUT_S = 60.0  # a client that reads nothing for so long is gone
+
+_LINE_ENDS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
+
+
+def to_json(value: object) -> bytes:
+    """Compact JSON without raw characters that some clients take for the end of a line.
+
+    Example: `to_json({"a": chr(0x2028)})` holds the six characters of the escape instead.
+    """
+    encoded = msgspec.json.encode(value)
+    if encoded.isascii():
+        return encoded
+    return encoded.decode().translate(_LINE_ENDS).encode()
+
+
+def event(value: object) -> bytes:
+    """One event. Every event is a lone `data:` line: clients fail on `id:` and `event:` lines."""
+    return b"data: " + to_json(value) + b"\n\n"
+
+
+class EventStream(EventSourceResponse):
+    """Sends events and comment pings; calls `on_close` exactly when it ends, however it ends.
+
+    Lines end in a bare newline, since some clients split events on two of them only.
+    """
+
+    def __init__(self, events: AsyncIterator[bytes], on_close: Callable[[], None]) -> None:
+        super().__init__(
+            events,
+            sep="\n",
+            ping=PING_S,
+            ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
+            send_timeout=SEND_TIMEOUT_S,
+            headers={"Cache-Control": "no-cache"},
+        )
+        self._on_close = on_close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        except SendTimeoutError:
+            pass  # the server drops the connection: the answer is incomplete
+        finally:
+            self._on_close()

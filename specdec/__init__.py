@@ -1,0 +1,1 @@
+"""Low-latency LLM serving with speculative decoding that never changes the answer."""

@@ -1,0 +1,275 @@
+"""The command line: generate, serve, pull, info, bench."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from specdec.config import DEFAULT_MODEL, EngineConfig
+from specdec.errors import SpecdecError, UsageError
+
+app = typer.Typer(
+    name="specdec",
+    help="Low-latency LLM server with speculative decoding that never changes the answer.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+bench_app = typer.Typer(help="Measure on this machine.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
+
+Model = Annotated[str, typer.Option(help="Folder of safetensors, hub id, or the built-in name.")]
+Drafter = Annotated[str, typer.Option(help="Who guesses: none, ngram, or a registered drafter.")]
+NodeBudget = Annotated[int, typer.Option(help="Most draft nodes per step, 0 = plain decoding.")]
+DTypeName = Annotated[str, typer.Option(help="Weights: auto, bf16, fp16 or fp32.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Rule = Annotated[str, typer.Option(help="coupled, rejection, or typical (lossy).")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads; default: all cores.")]
+Context = Annotated[int | None, typer.Option(help="Longest context; default: the model's.")]
+KvMemory = Annotated[int, typer.Option(help="Memory of the KV cache in MiB.")]
+TokenBudget = Annotated[int, typer.Option(help="Most query tokens per step.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_DEFAULTS = EngineConfig()
+
+
+def main() -> None:
+    """Run the command line; every error a user can meet is one line and an exit code."""
+    try:
+        app(standalone_mode=False)
+    except SpecdecError as error:
+        _fail(str(error), error.exit_code)
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)
+    except typer.Abort:
+        _fail("interrupted", 130)
+    except typer.TyperException as error:
+        _fail(error.format_message(), error.exit_code)
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+
+
+def _fail(message: str, exit_code: int) -> NoReturn:
+    print(f"specdec: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(exit_code)
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="Text, or - for standard input.")] = None,
+    file: Annotated[Path | None, typer.Option(help="Read the prompt from a file.")] = None,
+    messages: Annotated[
+        Path | None, typer.Option(help="JSON file of chat messages, - for standard input.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="System message before the prompt.")] = None,
+    raw: Annotated[bool, typer.Option(help="Continue the prompt; no chat template.")] = False,
+    max_tokens: int = 256,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    repetition_penalty: float = 1.0,
+    min_tokens: int = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop string; repeatable.")] = None,
+    ignore_eos: bool = False,
+    seed: int | None = None,
+    logprobs: Annotated[int | None, typer.Option(help="Top log-probabilities to print.")] = None,
+    model: Model = DEFAULT_MODEL,
+    drafter: Drafter = _DEFAULTS.drafter,
+    node_budget: NodeBudget = _DEFAULTS.node_budget,
+    verification: Rule = _DEFAULTS.verification,
+    dtype: DTypeName = _DEFAULTS.dtype,
+    device: Device = _DEFAULTS.device,
+    threads: Threads = None,
+    max_model_len: Context = None,
+    kv_memory_mib: KvMemory = _DEFAULTS.kv_memory_mib,
+    token_budget: TokenBudget = _DEFAULTS.token_budget,
+    as_json: AsJson = False,
+) -> None:
+    """Generate from a prompt or chat messages; accepted draft tokens are shown in green."""
+    from specdec.params import SamplingParams
+
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        repetition_penalty=repetition_penalty,
+        min_tokens=min_tokens,
+        stop=tuple(stop or ()),
+        ignore_eos=ignore_eos,
+        seed=seed,
+        logprobs=logprobs,
+    )
+    config = EngineConfig(
+        model=model,
+        dtype=dtype,  # type: ignore[arg-type]  # validated by EngineConfig
+        device=device,
+        drafter=drafter,
+        node_budget=node_budget,
+        verification=verification,  # type: ignore[arg-type]  # validated by EngineConfig
+        max_model_len=max_model_len,
+        token_budget=token_budget,
+        kv_memory_mib=kv_memory_mib,
+        threads=threads,
+    )
+    chat = _chat(prompt, file, messages, system, raw)
+
+    from specdec.engine import Engine
+    from specdec.generation import generate as run
+    from specdec.terminal import TokenPrinter
+
+    engine = Engine(config)
+    tokenizer = engine.tokenizer
+    prompt_ids = tokenizer.encode(chat) if isinstance(chat, str) else tokenizer.encode_chat(chat)
+    printer = None if as_json else TokenPrinter(sys.stdout)
+    result = run(engine, prompt_ids, params, on_delta=printer)
+    if printer is None:
+        print(json.dumps(result.as_json(), ensure_ascii=False))
+    else:
+        printer.close(result)
+
+
+def _chat(
+    prompt: str | None, file: Path | None, messages: Path | None, system: str | None, raw: bool
+) -> str | list[dict[str, Any]]:
+    """The text to continue, or the chat messages; exactly one source."""
+    if sum(source is not None for source in (prompt, file, messages)) != 1:
+        raise UsageError("give one of: a prompt, --file FILE, --messages FILE")
+    if messages is not None:
+        if raw or system is not None:
+            raise UsageError("--messages goes with neither --raw nor --system")
+        return _parse_messages(_read(messages))
+    text = prompt if prompt not in (None, "-") else _read(file or Path("-"))
+    if not text:
+        raise UsageError("the prompt is empty")
+    if raw:
+        if system is not None:
+            raise UsageError("--system needs the chat template; leave out --raw")
+        return text
+    head = [] if system is None else [{"role": "system", "content": system}]
+    return [*head, {"role": "user", "content": text}]
+
+
+def _parse_messages(text: str) -> list[dict[str, Any]]:
+    try:
+        chat = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"--messages is not valid JSON: {error}") from None
+    is_chat = isinstance(chat, list) and chat and all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) and "content" in m for m in chat
+    )
+    if not is_chat:
+        raise UsageError('--messages must be a list like [{"role": "user", "content": "Hi"}]')
+    return list(chat)
+
+
+def _read(path: Path) -> str:
+    try:
+        return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path} is not UTF-8 text") from None
+
+
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8000,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="Model name that clients use; default: the model's.")
+    ] = None,
+    model: Model = DEFAULT_MODEL,
+    drafter: Drafter = _DEFAULTS.drafter,
+    node_budget: NodeBudget = _DEFAULTS.node_budget,
+    verification: Rule = _DEFAULTS.verification,
+    dtype: DTypeName = _DEFAULTS.dtype,
+    device: Device = _DEFAULTS.device,
+    threads: Threads = None,
+    max_model_len: Context = None,
+    kv_memory_mib: KvMemory = _DEFAULTS.kv_memory_mib,
+    token_budget: TokenBudget = _DEFAULTS.token_budget,
+    max_running: Annotated[int, typer.Option(help="Most requests at once.")] = _DEFAULTS.max_running,
+) -> None:
+    """Serve the OpenAI-compatible API."""
+    config = EngineConfig(
+        model=model,
+        dtype=dtype,  # type: ignore[arg-type]  # validated by EngineConfig
+        device=device,
+        drafter=drafter,
+        node_budget=node_budget,
+        verification=verification,  # type: ignore[arg-type]  # validated by EngineConfig
+        max_model_len=max_model_len,
+        token_budget=token_budget,
+        max_running=max_running,
+        kv_memory_mib=kv_memory_mib,
+        threads=threads,
+    )
+    from specdec.server.serve import serve as run
+
+    run(config, host=host, port=port, served_model_name=served_model_name)
+
+
+@app.command()
+def pull(
+    name: Annotated[str, typer.Argument(help="Built-in name or hub id.")] = DEFAULT_MODEL,
+) -> None:
+    """Fetch a model into the cache and check it; the last line is its folder."""
+    from specdec import checkpoints
+
+    folder = checkpoints.pull(name)
+    checkpoints.verify(folder)
+    print(folder)
+
+
+@app.command()
+def info(as_json: AsJson = False) -> None:
+    """Print devices, dtypes, drafters and versions."""
+    from specdec.info import collect, render
+
+    facts = collect()
+    print(json.dumps(facts) if as_json else render(facts))
+
+
+@bench_app.command()
+def latency(
+    vs: Annotated[
+        list[str] | None, typer.Option(help="Also measure: transformers; repeatable.")
+    ] = None,
+    max_tokens: int = 128,
+    rounds: Annotated[int, typer.Option(help="Interleaved repetitions.", min=1)] = 3,
+    dtype: DTypeName = _DEFAULTS.dtype,
+    model: Model = DEFAULT_MODEL,
+    node_budget: NodeBudget = _DEFAULTS.node_budget,
+    as_json: AsJson = False,
+) -> None:
+    """Decode speed of one stream, interleaved: plain, with drafts, and peers."""
+    from specdec.evals.latency import measure, render
+
+    report = measure(
+        model=model,
+        dtype=dtype,
+        node_budget=node_budget,
+        peers=tuple(vs or ()),
+        max_tokens=max_tokens,
+        rounds=rounds,
+    )
+    print(json.dumps(report) if as_json else render(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""Commit: the only place where a step changes requests and the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specdec.kv_cache import KVCache
+from specdec.plan import DecodeStep, StepPlan
+from specdec.request import Request, TokenRecord
+from specdec.scheduler import Scheduler
+from specdec.tree import DraftTree
+from specdec.verification import Verdict
+
+
+@dataclass(frozen=True)
+class VerifiedStep:
+    """A decode step with its tree and verdict; `error` is set where logits were not finite."""
+
+    step: DecodeStep
+    tree: DraftTree
+    verdict: Verdict
+    records: tuple[TokenRecord, ...]
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What a step committed: per request the tokens that were kept."""
+
+    plan: StepPlan
+    tokens: tuple[tuple[Request, tuple[TokenRecord, ...]], ...]
+
+
+class Committer:
+    """Makes accepted tokens and their keys and values permanent, and rolls the rest back."""
+
+    def __init__(
+        self, scheduler: Scheduler, kv_cache: KVCache, eos_token_ids: Sequence[int]
+    ) -> None:
+        self._scheduler = scheduler
+        self._pool = scheduler.pool
+        self._kv_cache = kv_cache
+        self._eos_token_ids = tuple(eos_token_ids)
+
+    def commit(self, plan: StepPlan, verified: Sequence[VerifiedStep]) -> StepOutcome:
+        """Advance every request of the plan. A stop or a limit cuts tokens, logprobs and counts."""
+        for chunk in plan.prefill_chunks:
+            chunk.request.num_computed = chunk.end
+            self._publish(chunk.request)
+        return StepOutcome(
+            plan, tuple((item.step.request, self._commit_decode(item)) for item in verified)
+        )
+
+    def _commit_decode(self, item: VerifiedStep) -> tuple[TokenRecord, ...]:
+        request = item.step.request
+        if item.error is not None:
+            self._kv_cache.scrub(self._private_blocks(request))
+            request.finish("error", item.error)
+            return ()
+        self._keep_path(request, item.verdict.path)
+        kept = []
+        for record in item.records:
+            request.append(record, self._eos_token_ids)
+            kept.append(record)
+            if request.is_finished:
+                break
+        num_accepted = min(len(kept), item.verdict.accepted_length)
+        request.stats.observe_step(item.tree.sources[1:], item.verdict.sources[:num_accepted])
+        request.num_computed = request.num_tokens - 1
+        self._publish(request)
+        if not request.is_finished:
+            self._scheduler.trim(request)
+        return tuple(kept)
+
+    def _keep_path(self, request: Request, path: Sequence[int]) -> None:
+        """Move the accepted nodes' keys and values to the slots of their positions.
+
+        Node i lies in the slot of position root + i; the k-th accepted node belongs to root + k.
+        """
+        root = request.num_tokens - 1
+        moves = [(node, depth) for depth, node in enumerate(path, start=1) if node != depth]
+        if moves:
+            size = self._pool.block_size
+            table = request.block_ids
+
+            def slot(position: int) -> int:
+                return table[position // size] * size + position % size
+
+            src, dst = zip(*((slot(root + n), slot(root + d)) for n, d in moves), strict=True)
+            self._kv_cache.move(src, dst)
+
+    def _publish(self, request: Request) -> None:
+        """Offer full blocks whose tokens are all committed as prefix hits."""
+        num_full = request.num_computed // self._pool.block_size
+        if num_full > request.num_published:
+            self._pool.publish(
+                request.block_ids,
+                request.token_ids[: request.num_computed],
+                request.cache_salt,
+                request.num_published,
+            )
+            request.num_published = num_full
+
+    def _private_blocks(self, request: Request) -> list[int]:
+        """Withdraw what an erroneous request published and nobody shares; its writable blocks."""
+        own = [b for b in request.block_ids if not self._pool.is_shared(b)]
+        self._pool.forget(own)
+        return own

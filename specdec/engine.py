@@ -1,0 +1,209 @@
+"""Engine: one loop that drafts, verifies and commits for all requests at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specdec.batch import Batch
+from specdec.block_pool import BlockPool
+from specdec.commit import Committer, StepOutcome, VerifiedStep
+from specdec.config import EngineConfig
+from specdec.controller import FixedBudget
+from specdec.drafting import Drafter, load_drafter
+from specdec.errors import ContextLengthExceeded, InvalidRequest
+from specdec.loading import LoadedModel, load_model, make_kv_cache
+from specdec.model_runner import ModelRunner
+from specdec.plan import StepPlan
+from specdec.request import Request, RequestOutput, TokenRecord
+from specdec.sampling import Sampler
+from specdec.scheduler import Scheduler
+from specdec.text import StopMatcher
+from specdec.tokenizer import Tokenizer
+from specdec.tree import DraftTree
+from specdec.verification import NO_VERDICT, records, verify
+
+
+class Engine:
+    """Serves many requests with one target model; `step` is the whole loop.
+
+    Every accepted request ends with exactly one output that has a finish reason.
+
+    Example:
+        engine = Engine(EngineConfig(drafter="ngram"))
+        engine.add(Request("r1", tuple(engine.tokenizer.encode("Once upon")), SamplingParams()))
+        while engine.has_work:
+            for output in engine.step():
+                print(output.tokens)
+
+    `loaded` and `drafter` replace what the configuration names, for tests and for experiments.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        loaded: LoadedModel | None = None,
+        drafter: Drafter | None = None,
+    ) -> None:
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        self.config = config
+        self.drafter = drafter or load_drafter(config.drafter)
+        self.loaded = loaded or load_model(config)
+        kv_cache = make_kv_cache(config, self.loaded.model, self.loaded.max_model_len)
+        self.runner = ModelRunner(self.loaded.model, kv_cache)
+        self.pool = BlockPool(
+            kv_cache.num_blocks, config.block_size, prefix_cache=config.prefix_cache
+        )
+        self.scheduler = Scheduler(
+            self.pool,
+            token_budget=config.token_budget,
+            max_running=config.max_running,
+            max_model_len=self.loaded.max_model_len,
+        )
+        self.controller = FixedBudget(config.node_budget)
+        self._committer = Committer(self.scheduler, kv_cache, self.loaded.eos_token_ids)
+        self._samplers: dict[str, Sampler] = {}
+        self._requests: dict[str, Request] = {}
+        self._aborted: list[RequestOutput] = []
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; InvalidRequest for a model without text."""
+        if self.loaded.tokenizer is None:
+            raise InvalidRequest("this model has no tokenizer; use token ids")
+        return self.loaded.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest context in tokens, prompt and output."""
+        return self.loaded.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the model's head, padding included."""
+        return self.loaded.model.config.vocab_size
+
+    @property
+    def model_name(self) -> str:
+        """The name the model was loaded by."""
+        return self.loaded.name
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do or to report."""
+        return bool(self._requests or self._aborted)
+
+    def add(self, request: Request) -> None:
+        """Accept a request, or raise InvalidRequest and forget it."""
+        limit = self.max_model_len
+        if request.request_id in self._requests:
+            raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
+        if not request.prompt_ids:
+            raise InvalidRequest("the prompt is empty", param="prompt")
+        if len(request.prompt_ids) >= limit:
+            raise ContextLengthExceeded(
+                f"the prompt has {len(request.prompt_ids)} tokens; "
+                f"the context holds {limit}, one of them for output",
+                param="prompt",
+            )
+        vocab_size = self.vocab_size
+        if not all(0 <= token_id < vocab_size for token_id in request.prompt_ids):
+            raise InvalidRequest(
+                f"prompt token ids must be between 0 and {vocab_size - 1}", param="prompt"
+            )
+        request.params.check_vocab(vocab_size)
+        request.max_output = min(request.max_output, limit - len(request.prompt_ids))
+        if request.params.stop:
+            request.stop_matcher = StopMatcher(self.tokenizer, request.params.stop)
+        self._samplers[request.request_id] = Sampler(
+            request.params,
+            request.prompt_ids,
+            seed=request.seed,
+            eos_token_ids=self.loaded.eos_token_ids,
+        )
+        self._requests[request.request_id] = request
+        self.drafter.admit(request)
+        self.scheduler.add(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request now; its last output comes with the next step. Unknown ids are ignored."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            request.finish("abort")
+            self._forget(request)
+            self._aborted.append(_last_output(request, ()))
+
+    def step(self) -> list[RequestOutput]:
+        """One target forward for everything that runs."""
+        outputs, self._aborted = self._aborted, []
+        budgets = self.controller.budgets(self.scheduler.requests)
+        plan = self.scheduler.plan(budgets)
+        if plan.is_empty:
+            return outputs
+        trees = self.drafter.draft(plan.decode_steps)
+        batch = self.runner.pack(plan, trees)
+        logits = self.runner.forward(batch)
+        verified = self._verify(plan, trees, logits, batch)
+        outcome = self._committer.commit(plan, verified)
+        return outputs + self._report(outcome, verified)
+
+    def _verify(
+        self, plan: StepPlan, trees: Sequence[DraftTree], logits: Tensor, batch: Batch
+    ) -> list[VerifiedStep]:
+        """A verdict per decode step; a request with broken logits fails alone."""
+        is_finite = logits.sum(-1, dtype=torch.float32).isfinite().tolist()
+        verified = []
+        for index, (step, tree) in enumerate(zip(plan.decode_steps, trees, strict=True)):
+            request = step.request
+            first, last = batch.first_logit[index : index + 2]
+            rows = logits[first:last]
+            if not all(is_finite[first:last]):
+                verified.append(VerifiedStep(step, tree, NO_VERDICT, (), "logits are not finite"))
+                continue
+            verdict = verify(
+                self.config.verification,
+                tree,
+                rows,
+                self._samplers[request.request_id],
+                request.output_ids,
+            )
+            tokens = records(
+                verdict, rows, step=request.stats.num_steps, num_logprobs=request.params.logprobs
+            )
+            verified.append(VerifiedStep(step, tree, verdict, tuple(tokens)))
+        return verified
+
+    def _report(
+        self, outcome: StepOutcome, verified: Sequence[VerifiedStep]
+    ) -> list[RequestOutput]:
+        """Tell drafters and callers what was committed; let go of what has finished."""
+        for item in verified:
+            self.drafter.observe(item.step.request, item.verdict)
+        outputs = []
+        for request, tokens in outcome.tokens:
+            if request.is_finished:
+                self._forget(request)
+                outputs.append(_last_output(request, tokens))
+            else:
+                outputs.append(RequestOutput(request.request_id, tokens))
+        return outputs
+
+    def _forget(self, request: Request) -> None:
+        self.scheduler.remove(request)
+        self.drafter.release(request)
+        del self._requests[request.request_id], self._samplers[request.request_id]
+
+
+def _last_output(request: Request, tokens: tuple[TokenRecord, ...]) -> RequestOutput:
+    return RequestOutput(
+        request.request_id,
+        tokens,
+        request.finish_reason,
+        request.error,
+        request.stats,
+        request.num_prefix_hit,
+    )

@@ -1,0 +1,66 @@
+"""SpeculationStats: the small accumulator behind every acceptance figure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass
+class SpeculationStats:
+    """Counts over the decode steps of one request, or summed over many.
+
+    Each decode step is one target forward that yielded tokens; steps without draft nodes count
+    too, with accepted length 0. What was cut by a stop or a limit counts as not accepted.
+    """
+
+    num_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted: int = 0
+    accepted_lengths: Counter[int] = field(default_factory=Counter)
+    accepted_by_source: Counter[str] = field(default_factory=Counter)
+    drafted_by_source: Counter[str] = field(default_factory=Counter)
+
+    def observe_step(self, draft_sources: tuple[str, ...], accepted_sources: tuple[str, ...]) -> None:
+        """Count one decode step by the sources of its draft nodes and of the accepted ones."""
+        self.num_steps += 1
+        self.num_draft_tokens += len(draft_sources)
+        self.num_accepted += len(accepted_sources)
+        self.accepted_lengths[len(accepted_sources)] += 1
+        self.drafted_by_source.update(draft_sources)
+        self.accepted_by_source.update(accepted_sources)
+
+    def add(self, other: SpeculationStats) -> None:
+        """Take in another accumulator's counts."""
+        self.num_steps += other.num_steps
+        self.num_draft_tokens += other.num_draft_tokens
+        self.num_accepted += other.num_accepted
+        self.accepted_lengths.update(other.accepted_lengths)
+        self.accepted_by_source.update(other.accepted_by_source)
+        self.drafted_by_source.update(other.drafted_by_source)
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Accepted length + 1, averaged over steps (others call it mean acceptance length)."""
+        return 1.0 + self.num_accepted / self.num_steps if self.num_steps else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted nodes / drafted nodes of the trees."""
+        return self.num_accepted / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    def as_wire(self) -> dict[str, object]:
+        """The `metrics.speculative_decoding` object that existing clients read.
+
+        Example: `{"mean_acceptance_length": 2.5, "draft_acceptance_rate": 0.3, ...}`.
+        """
+        longest = max(self.accepted_lengths, default=0)
+        return {
+            "mean_acceptance_length": round(self.tokens_per_step, 4),
+            "draft_acceptance_rate": round(self.acceptance_rate, 4),
+            "acceptance_histogram": [self.accepted_lengths[n] for n in range(longest + 1)],
+            "num_spec_steps": self.num_steps,
+            "num_accepted_draft_tokens": self.num_accepted,
+            "num_draft_tokens": self.num_draft_tokens,
+            "accepted_by_source": dict(sorted(self.accepted_by_source.items())),
+        }

@@ -1,0 +1,123 @@
+"""ModelWeights: a checkpoint's tensors, fused and packed once at load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.attention_group import ROW_TILE
+from specdec.model_config import ModelConfig
+
+
+class TensorSource(Protocol):
+    """Where tensors come from by name; `checkpoints.Weights` and the tests' toy models."""
+
+    def get(self, name: str) -> Tensor:
+        """The tensor, or CheckpointError."""
+
+
+class PackedLinear:
+    """y = x W^T + b, with the weight packed by oneDNN on the CPU.
+
+    Products see at most ROW_TILE rows at a time, so that a row's result does not depend on how
+    many rows stand beside it (docs/adr/0003).
+
+    weight: [out_features, in_features]; x: [num_rows, in_features].
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.out_features, self.in_features = weight.shape
+        self._bias = bias
+        self._is_packed = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+        self._weight = (
+            torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROW_TILE)
+            if self._is_packed
+            else weight
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.shape[0] <= ROW_TILE:
+            return self._product(x)
+        return torch.cat([self._product(rows) for rows in x.split(ROW_TILE)])
+
+    def _product(self, x: Tensor) -> Tensor:
+        if not self._is_packed:
+            return torch.nn.functional.linear(x, self._weight, self._bias)
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(
+            x, self._weight, self._bias, "none", [], ""
+        )
+        return out
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One decoder layer; norms are fp32 [hidden] or [head_dim]."""
+
+    input_norm: Tensor
+    qkv: PackedLinear  # rows: query heads, key heads, value heads
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    output: PackedLinear
+    mlp_norm: Tensor
+    gate_up: PackedLinear
+    down: PackedLinear
+
+
+@dataclass(frozen=True)
+class ModelWeights:
+    """The whole decoder. `embedding` is [vocab, hidden] in the model's dtype."""
+
+    embedding: Tensor
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor
+    head: PackedLinear
+    dtype: torch.dtype
+
+    @classmethod
+    def load(
+        cls, config: ModelConfig, source: TensorSource, dtype: torch.dtype, device: torch.device
+    ) -> ModelWeights:
+        """Fuse q, k, v and gate, up; pack every product's weight.
+
+        Raises CheckpointError if a tensor is missing.
+        """
+
+        def get(*names: str, suffix: str = "weight", as_dtype: torch.dtype = dtype) -> Tensor:
+            parts = [source.get(f"{name}.{suffix}") for name in names]
+            tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
+            return tensor.to(device, as_dtype)
+
+        def linear(*names: str, has_bias: bool) -> PackedLinear:
+            bias = get(*names, suffix="bias") if has_bias else None
+            return PackedLinear(get(*names), bias)
+
+        def norm(name: str) -> Tensor:
+            return get(name, as_dtype=torch.float32)
+
+        def layer(index: int) -> LayerWeights:
+            root = f"model.layers.{index}"
+            attn, mlp = f"{root}.self_attn", f"{root}.mlp"
+            return LayerWeights(
+                input_norm=norm(f"{root}.input_layernorm"),
+                qkv=linear(*(f"{attn}.{x}_proj" for x in "qkv"), has_bias=config.has_qkv_bias),
+                q_norm=norm(f"{attn}.q_norm") if config.has_qk_norm else None,
+                k_norm=norm(f"{attn}.k_norm") if config.has_qk_norm else None,
+                output=linear(f"{attn}.o_proj", has_bias=config.has_output_bias),
+                mlp_norm=norm(f"{root}.post_attention_layernorm"),
+                gate_up=linear(
+                    f"{mlp}.gate_proj", f"{mlp}.up_proj", has_bias=config.has_mlp_bias
+                ),
+                down=linear(f"{mlp}.down_proj", has_bias=config.has_mlp_bias),
+            )
+
+        embedding = get("model.embed_tokens")
+        return cls(
+            embedding=embedding,
+            layers=tuple(layer(index) for index in range(config.num_layers)),
+            final_norm=norm("model.norm"),
+            head=PackedLinear(embedding if config.is_tied else get("lm_head")),
+            dtype=dtype,
+        )

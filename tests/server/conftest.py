@@ -1,0 +1,181 @@
+"""A server process with a scripted engine behind it, and clients to talk to it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import openai
+import pytest
+import tokenizers
+from tokenizers import decoders, pre_tokenizers
+
+HERE = Path(__file__).parent
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+SERVE = """
+import sys
+from specdec.config import EngineConfig
+from specdec.errors import SpecdecError
+from specdec.server.serve import serve
+try:
+    serve(
+        EngineConfig(model=sys.argv[1]),
+        port=int(sys.argv[2]),
+        served_model_name="toy",
+        grace_s=float(sys.argv[3]),
+        engine_command=(sys.executable, sys.argv[4]),
+    )
+except SpecdecError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(error.exit_code)
+"""
+
+
+def make_folder(folder: Path) -> Path:
+    """A model's folder with a byte tokenizer, one token to a byte, and no weights."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.BPE({char: idx for idx, char in enumerate(alphabet)}, [])
+    )
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<|end|>"])
+    folder.mkdir(parents=True, exist_ok=True)
+    backend.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": "<|end|>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").touch()
+    return folder
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An HTTP answer, read to its end."""
+
+    status: int
+    headers: dict[str, str]
+    text: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.text)
+
+    @property
+    def events(self) -> list[Any]:
+        """Data of the server-sent events, decoded but for the last `[DONE]`."""
+        assert self.text.endswith("\n\n"), self.text
+        lines = [part.removeprefix("data: ") for part in self.text[:-2].split("\n\n")]
+        return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+
+class RunningServer:
+    """A server process; `url` is known once it has said that it is ready."""
+
+    def __init__(self, folder: Path, *, port: int = 0, grace_s: float = 5.0, load_s: float = 0.0):
+        self.folder = folder
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                *("-W", "error", "-c", SERVE, str(folder), str(port), str(grace_s)),
+                str(HERE / "scripted_engine.py"),
+            ],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONSAFEPATH": "1", "SCRIPTED_LOAD_S": str(load_s)},
+        )
+        self.url = ""
+
+    def wait_ready(self) -> None:
+        assert self.process.stderr is not None
+        line = self.process.stderr.readline()
+        found = re.match(r"ready: (http://\S+) \(model toy, drafter ngram\)$", line)
+        assert found, line + self.process.stderr.read()
+        self.url = found.group(1)
+
+    def journal(self, what: str) -> list[dict[str, Any]]:
+        """What the engine was told, of one kind."""
+        lines = (self.folder / "journal.jsonl").read_text().splitlines()
+        return [note for note in map(json.loads, lines) if note["what"] == what]
+
+    @cached_property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=20)
+
+    def connect(self) -> http.client.HTTPConnection:
+        """A raw connection, for what a client library would hide."""
+        return http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=20)
+
+    def request(self, method: str, path: str, body: object = None, **headers: str) -> Answer:
+        """One request; the body is bytes or becomes JSON."""
+        raw = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        connection = self.connect()
+        try:
+            connection.request(
+                method, path, raw, {k.replace("_", "-"): headers[k] for k in headers}
+            )
+            response = connection.getresponse()
+            return Answer(response.status, dict(response.getheaders()), response.read().decode())
+        finally:
+            connection.close()
+
+    def post(self, path: str, body: object, **headers: str) -> Answer:
+        return self.request("POST", path, body, **headers)
+
+    def get(self, path: str) -> Answer:
+        return self.request("GET", path)
+
+    @staticmethod
+    def eventually(check: Callable[[], object], timeout_s: float = 5.0) -> None:
+        """Wait until `check()` is true."""
+        deadline = time.monotonic() + timeout_s
+        while not check():
+            assert time.monotonic() < deadline, "it did not happen in time"
+            time.sleep(0.01)
+
+    def end(self, number: int = signal.SIGTERM) -> str:
+        """Send a signal and wait; returns the rest of stderr."""
+        if "client" in vars(self):
+            self.client.close()
+        self.process.send_signal(number)
+        return self.process.communicate(timeout=15)[1]
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """One server for every test that leaves it running."""
+    running = RunningServer(make_folder(tmp_path_factory.mktemp("model")))
+    running.wait_ready()
+    yield running
+    assert running.end() == "", "the server complained while tests ran"
+    assert running.process.returncode == 0
+
+
+@pytest.fixture
+def own_server(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
+    """Servers of a test's own, for tests that break them."""
+    started: list[RunningServer] = []
+
+    def start(**options: Any) -> RunningServer:
+        folder = make_folder(tmp_path / f"model-{len(started)}")
+        started.append(RunningServer(folder, **options))
+        return started[-1]
+
+    yield start
+    for running in started:
+        running.end(signal.SIGKILL)

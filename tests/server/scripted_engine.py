@@ -1,0 +1,155 @@
+"""An engine process whose engine says what its prompt asks for: the server without a model.
+
+A prompt's last `[[...]]` holds directives in JSON and the text after it is the output, one token
+per character byte: `[[{"burst": 3}]]Hello` yields "Hello" three tokens to a step. Directives:
+
+    burst      tokens per step (1)
+    delay_s    seconds per step (0)
+    wait_s     seconds before the first token (0)
+    die        "crash" (an exception), "kill" (SIGKILL) or "request" (only this request fails)
+    die_after  output tokens before that (0)
+    refuse     message of the InvalidRequest that add() raises
+    end        False leaves out the end-of-sequence token: the text repeats
+
+What the engine is told goes to `journal.jsonl` in the model's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from specdec.config import EngineConfig
+from specdec.errors import CheckpointError, ContextLengthExceeded, InvalidRequest
+from specdec.request import Request, RequestOutput, TokenRecord
+from specdec.server import engine_process
+from specdec.text import StopMatcher
+from specdec.tokenizer import Tokenizer
+
+MAX_MODEL_LEN = 2048
+
+
+class Script:
+    """One request's tokens to come."""
+
+    def __init__(self, request: Request, prompt: str, tokenizer: Tokenizer) -> None:
+        head, _, self.text = prompt.rpartition("]]")
+        self.text = self.text.removesuffix("\nassistant:").rstrip("\n")
+        self.options: dict[str, Any] = json.loads(head.rpartition("[[")[2]) if head else {}
+        self.request = request
+        self.token_ids = tokenizer.encode(self.text, add_special_tokens=False)
+        self.eos = () if self.options.get("end") is False else tokenizer.eos_token_ids
+        self.starts_at = time.monotonic() + self.options.get("wait_s", 0)
+
+    def token(self, position: int) -> int:
+        if position < len(self.token_ids):
+            return self.token_ids[position]
+        return self.eos[0] if self.eos else self.token_ids[position % len(self.token_ids)]
+
+
+class ScriptedEngine:
+    def __init__(self, config: EngineConfig) -> None:
+        self.folder = Path(config.model)
+        if (self.folder / "broken").exists():
+            raise CheckpointError("the weights are broken; pull the model again")
+        time.sleep(float(os.environ.get("SCRIPTED_LOAD_S", "0")))
+        tokenizer = Tokenizer.load(self.folder)
+        self.loaded = SimpleNamespace(
+            name="scripted",
+            tokenizer=tokenizer,
+            eos_token_ids=tokenizer.eos_token_ids,
+            max_model_len=MAX_MODEL_LEN,
+            model=SimpleNamespace(config=SimpleNamespace(vocab_size=tokenizer.vocab_size)),
+        )
+        self._scripts: dict[str, Script] = {}
+        self._aborted: list[RequestOutput] = []
+        self._note("loaded", pid=os.getpid())
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._scripts or self._aborted)
+
+    def add(self, request: Request) -> None:
+        prompt = self.loaded.tokenizer.decode(request.prompt_ids)
+        if len(request.prompt_ids) + request.params.max_tokens > MAX_MODEL_LEN:
+            raise ContextLengthExceeded("prompt and output do not fit", param="max_tokens")
+        script = Script(request, prompt, self.loaded.tokenizer)
+        if refusal := script.options.get("refuse"):
+            raise InvalidRequest(refusal, param="prompt")
+        if request.params.stop:
+            request.stop_matcher = StopMatcher(self.loaded.tokenizer, request.params.stop)
+        self._scripts[request.request_id] = script
+        self._note(
+            "add",
+            id=request.request_id,
+            seed=request.params.seed,
+            node_budget=request.node_budget,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
+        )
+
+    def abort(self, request_id: str) -> None:
+        script = self._scripts.pop(request_id, None)
+        if script is not None:
+            script.request.finish("abort")
+            self._aborted.append(RequestOutput(request_id, (), "abort"))
+            self._note("abort", id=request_id, num_tokens=len(script.request.output))
+
+    def step(self) -> list[RequestOutput]:
+        outputs, self._aborted = self._aborted, []
+        time.sleep(max((s.options.get("delay_s", 0.0) for s in self._scripts.values()), default=0))
+        for script in list(self._scripts.values()):
+            if time.monotonic() >= script.starts_at:
+                outputs.append(self._advance(script))
+        return outputs
+
+    def _advance(self, script: Script) -> RequestOutput:
+        request = script.request
+        options = script.options
+        if "die" in options and len(request.output) >= options.get("die_after", 0):
+            if options["die"] == "crash":
+                raise RuntimeError("the script says so")
+            if options["die"] == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            del self._scripts[request.request_id]
+            return RequestOutput(request.request_id, (), "error", "logits are not finite")
+        first = len(request.output)
+        burst = options.get("burst", 1)
+        for depth in range(burst):
+            if request.is_finished:
+                break
+            token_id = script.token(len(request.output))
+            record = TokenRecord(
+                token_id, "script" if depth else "target", depth, request.stats.num_steps
+            )
+            if request.params.logprobs is not None:
+                top = tuple((token_id + k, -0.5 - k) for k in range(request.params.logprobs))
+                record = TokenRecord(
+                    token_id, record.source, depth, record.step, -0.5, top_logprobs=top
+                )
+            request.append(record, self.loaded.eos_token_ids)
+        tokens = tuple(request.output[first:])
+        request.stats.observe_step(("script",) * (burst - 1), ("script",) * (len(tokens) - 1))
+        if not request.is_finished:
+            return RequestOutput(request.request_id, tokens)
+        del self._scripts[request.request_id]
+        self._note("finish", id=request.request_id)
+        reason = request.finish_reason
+        return RequestOutput(request.request_id, tokens, reason, None, request.stats, 16)
+
+    def _note(self, what: str, **more: object) -> None:
+        with (self.folder / "journal.jsonl").open("a") as journal:
+            journal.write(json.dumps({"what": what, **more}) + "\n")
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with socket.socket(fileno=int(sys.argv[1])) as sock:
+        sys.exit(engine_process.run(sock, ScriptedEngine))

@@ -1,0 +1,85 @@
+"""A client that goes away takes its engine requests with it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+
+def send(server: Any, *, delay_s: float = 0.01, wait_s: float = 0, **fields: Any) -> socket.socket:
+    """Post a request that would go on for long and return the open connection."""
+    directives = {"end": False, "delay_s": delay_s, "wait_s": wait_s}
+    content = f"[[{json.dumps(directives)}]]on and on "
+    body = json.dumps(
+        {
+            "model": "toy",
+            "max_tokens": 1500,
+            **fields,
+            "messages": [{"role": "user", "content": content}],
+        }
+    ).encode()
+    url = urlsplit(server.url)
+    connection = socket.create_connection((url.hostname, url.port), timeout=10)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+def hang_up(connection: socket.socket, how: str) -> None:
+    if how == "reset":
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("how", ["close", "reset"])
+@pytest.mark.parametrize("n", [1, 3])
+def test_the_engine_requests_are_aborted(server: Any, streamed: bool, how: str, n: int) -> None:
+    num_added, num_aborted = len(server.journal("add")), len(server.journal("abort"))
+    connection = send(server, stream=streamed, n=n)
+    if streamed:
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+    server.eventually(lambda: len(server.journal("add")) == num_added + n)
+    hang_up(connection, how)
+    server.eventually(lambda: len(server.journal("abort")) == num_aborted + n)
+    aborted = server.journal("abort")[-n:]
+    assert {note["id"] for note in aborted} == {note["id"] for note in server.journal("add")[-n:]}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_also_before_the_first_token(server: Any, streamed: bool) -> None:
+    num_added, num_aborted = len(server.journal("add")), len(server.journal("abort"))
+    connection = send(server, stream=streamed, wait_s=60)
+    server.eventually(lambda: len(server.journal("add")) == num_added + 1)
+    hang_up(connection, "close")
+    server.eventually(lambda: len(server.journal("abort")) == num_aborted + 1)
+    assert server.journal("abort")[-1]["num_tokens"] == 0
+
+
+def test_an_answer_that_ended_is_not_aborted(server: Any) -> None:
+    num_aborted = len(server.journal("abort"))
+    messages = [{"role": "user", "content": "short"}]
+    server.client.chat.completions.create(model="toy", messages=messages)
+    list(server.client.chat.completions.create(model="toy", messages=messages, stream=True))
+    assert len(server.journal("abort")) == num_aborted
+
+
+def test_a_client_that_does_not_read_holds_nobody_up(server: Any) -> None:
+    def num_finished() -> int:
+        return len(server.journal("finish"))
+
+    before = num_finished()
+    logprobs = {"logprobs": True, "top_logprobs": 20}  # more than sockets would buffer
+    stalled = [send(server, stream=True, n=4, delay_s=0, **logprobs) for _ in range(2)]
+    server.eventually(lambda: num_finished() == before + 8, timeout_s=20)
+    answer = server.client.chat.completions.create(
+        model="toy", messages=[{"role": "user", "content": "[[{}]]still here"}]
+    )
+    assert answer.choices[0].message.content == "still here"
+    for connection in stalled:
+        hang_up(connection, "reset")

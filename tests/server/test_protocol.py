@@ -1,0 +1,265 @@
+"""Request bodies: what is taken, what is refused by name, and how sampling parameters come out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from specdec.errors import ContextLengthExceeded, InvalidRequest
+from specdec.params import SamplingParams
+from specdec.server.protocol import (
+    UNSUPPORTED,
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    choice_params,
+    parse_body,
+    sampling_params,
+)
+
+
+class ByteEncoder:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+
+def chat(**fields: Any) -> ChatBody:
+    messages = fields.pop("messages", [{"role": "user", "content": "hi"}])
+    return parse_body(json.dumps({"model": "m", "messages": messages, **fields}).encode(), ChatBody)
+
+
+def completion(**fields: Any) -> CompletionBody:
+    body = {"model": "m", "prompt": "hi", **fields}
+    return parse_body(json.dumps(body).encode(), CompletionBody)
+
+
+def params(body: ChatBody | CompletionBody, num_prompt: int = 10, room: int = 90) -> SamplingParams:
+    return sampling_params(
+        body, encoder=ByteEncoder(), num_prompt=num_prompt, max_model_len=num_prompt + room
+    )
+
+
+def refused(call: Any) -> str | None:
+    """The field that a refusal names."""
+    with pytest.raises(InvalidRequest) as caught:
+        call()
+    assert len(str(caught.value)) < 1024
+    return caught.value.param
+
+
+def test_defaults_are_those_of_openai_and_not_of_the_engine() -> None:
+    assert params(chat()) == SamplingParams(max_tokens=90, temperature=1.0)
+    assert params(completion()) == SamplingParams(max_tokens=16, temperature=1.0)
+
+
+def test_null_means_not_given_for_every_optional_field() -> None:
+    optional = set(ChatBody.__struct_fields__) | set(CompletionBody.__struct_fields__)
+    nulls = dict.fromkeys(sorted((optional | set(UNSUPPORTED)) - {"model", "messages", "prompt"}))
+    assert params(chat(**nulls)) == params(chat())
+    assert params(completion(**nulls)) == params(completion())
+
+
+def test_every_sampling_field_arrives() -> None:
+    shared = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.05,
+        "presence_penalty": 0.1,
+        "frequency_penalty": -0.2,
+        "repetition_penalty": 1.1,
+        "min_tokens": 2,
+        "ignore_eos": True,
+        "seed": 7,
+    }
+    given = params(
+        chat(
+            **shared,
+            max_tokens=5,
+            max_completion_tokens=6,
+            stop=["a", "b"],
+            stop_token_ids=[3],
+            logit_bias={"4": -100},
+            bad_words=["no"],
+            allowed_token_ids=[1, 2],
+            logprobs=True,
+            top_logprobs=3,
+        )
+    )
+    assert given == SamplingParams(
+        **shared,
+        max_tokens=6,
+        stop=("a", "b"),
+        stop_token_ids=frozenset({3}),
+        logit_bias={4: -100.0},
+        bad_words=((110, 111), (32, 110, 111)),
+        allowed_token_ids=frozenset({1, 2}),
+        logprobs=3,
+    )
+
+
+def test_two_spellings_that_clients_use() -> None:
+    assert params(chat(top_k=-1)).top_k == 0
+    assert params(chat(stop="x")).stop == ("x",)
+    assert params(chat(seed=-1)).seed == 2**64 - 1, "a signed seed keeps its bits"
+    assert params(chat(temperature=0)).is_greedy
+
+
+def test_logprobs_differ_between_the_endpoints() -> None:
+    assert params(chat(logprobs=True)).logprobs == 0
+    assert params(chat(logprobs=False)).logprobs is None
+    assert params(completion(logprobs=0)).logprobs == 0
+    assert refused(lambda: params(chat(top_logprobs=2))) == "top_logprobs"
+    assert refused(lambda: params(chat(logprobs=True, top_logprobs=99))) == "top_logprobs"
+    assert refused(lambda: params(completion(logprobs=99))) == "logprobs"
+
+
+def test_choice_seeds_follow_the_request_seed_and_wrap() -> None:
+    last = SamplingParams(seed=2**64 - 1)
+    assert [choice_params(last, i).seed for i in range(3)] == [2**64 - 1, 0, 1]
+    assert choice_params(SamplingParams(), 1).seed is None
+
+
+def test_speculation_limits_the_node_budget() -> None:
+    assert chat().node_budget is None
+    assert chat(speculation={}).node_budget is None
+    assert chat(speculation={"enabled": False, "max_nodes": 5}).node_budget == 0
+    assert chat(speculation={"enabled": True, "max_nodes": 5}).node_budget == 5
+    assert refused(lambda: chat(speculation={"max_nodes": 256})) == "speculation.max_nodes"
+    assert refused(lambda: chat(speculation={"maxnodes": 3})) == "speculation"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tools", [{"type": "function"}]),
+        ("functions", [{"name": "f"}]),
+        ("response_format", {"type": "json_object"}),
+        ("echo", True),
+        ("suffix", "end"),
+        ("best_of", 2),
+        ("prediction", {"type": "content", "content": "x"}),
+        ("audio", {"voice": "v"}),
+        ("guided_json", {}),
+        ("skip_special_tokens", False),
+    ],
+)
+def test_a_known_field_that_is_not_supported_is_refused_by_name(field: str, value: object) -> None:
+    assert refused(lambda: chat(**{field: value})) == field
+
+
+def test_an_unsupported_field_that_asks_for_nothing_is_fine() -> None:
+    for field, values in UNSUPPORTED.items():
+        for value in values:
+            chat(**{field: value})
+    assert refused(lambda: chat(best_of=True)) == "best_of", "True is not 1"
+
+
+def test_unknown_fields_are_ignored() -> None:
+    assert params(chat(kv_transfer_params={"a": [1]}, xyz="1")) == params(chat())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", "hot"),
+        ("temperature", -1),
+        ("temperature", True),
+        ("top_p", 0),
+        ("n", 0),
+        ("n", 129),
+        ("max_tokens", 0),
+        ("max_tokens", 10**30),
+        ("max_completion_tokens", 0),
+        ("stop", ["a", "b", "c", "d", "e"]),
+        ("stop", [""]),
+        ("seed", 2**64),
+        ("seed", -(2**63) - 1),
+        ("logit_bias", {"x": 1}),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", {"1": "a"}),
+        ("bad_words", [""]),
+        ("allowed_token_ids", []),
+        ("min_tokens", 1000),
+        ("stream_options", 5),
+        ("messages", []),
+        ("messages", "hi"),
+        ("model", None),
+    ],
+)
+def test_a_bad_value_names_its_field(field: str, value: object) -> None:
+    def use() -> None:
+        body = chat(**{field: value})
+        body.template_messages()
+        params(body)
+
+    assert refused(use) == field
+
+
+def test_a_missing_field_is_named() -> None:
+    assert refused(lambda: parse_body(b'{"model": "m"}', ChatBody)) == "messages"
+    assert refused(lambda: parse_body(b'{"messages": []}', ChatBody)) == "model"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"model": "m", "messages": [], "temperature": NaN}',
+        b'{"model": "m", "messages": [], "temperature": 1e999}',
+        b'{"model": "m", "messages": [], "unknown": NaN}',
+        b'{"model": "m", "messages": [], "user": "\xff"}',
+        b'{"model": "m", "messages": [], "unknown": "\xff"}',
+        b'{"model": "m", "messages": [], "user": "\\ud800"}',
+        b'\xef\xbb\xbf{"model": "m", "messages": []}',
+        b'{"unknown": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"tools": ' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"}",
+    ],
+)
+@pytest.mark.parametrize("kind", [ChatBody, CompletionBody])
+def test_a_broken_body_is_refused_in_short(raw: bytes, kind: type[GenerationBody]) -> None:
+    refused(lambda: parse_body(raw, kind))
+
+
+def test_message_parts() -> None:
+    text = {"type": "text", "text": "a"}
+    body = chat(
+        messages=[
+            {"role": "developer", "content": [text, text]},
+            {"role": "user", "content": "b", "name": "n"},
+            {"role": "assistant", "content": None, "tool_calls": []},
+        ]
+    )
+    assert body.template_messages() == [
+        {"role": "system", "content": "a\na"},
+        {"role": "user", "content": "b", "name": "n"},
+        {"role": "assistant", "content": ""},
+    ]
+    image = chat(messages=[{"role": "user", "content": [text, {"type": "image_url"}]}])
+    assert refused(image.template_messages) == "messages[0].content[1]"
+    called = chat(messages=[{"role": "assistant", "tool_calls": [{"id": "1"}]}])
+    assert refused(called.template_messages) == "messages[0].tool_calls"
+
+
+def test_prompt_forms() -> None:
+    def prompts(prompt: object) -> list[list[int]]:
+        return completion(prompt=prompt).prompts(ByteEncoder())
+
+    assert prompts("ab") == [[97, 98]]
+    assert prompts([5, 6]) == [[5, 6]]
+    assert prompts(["a", "b"]) == [[97], [98]]
+    assert prompts([[5], [6, 7]]) == [[5], [6, 7]]
+    for bad in ([], [1, "a"], [1, [2]], [[1, "a"]], 5, ["a"] * 1025):
+        assert (refused(lambda prompt=bad: prompts(prompt)) or "").startswith("prompt")
+
+
+def test_a_prompt_that_fills_the_context_leaves_no_room() -> None:
+    with pytest.raises(ContextLengthExceeded):
+        params(chat(), room=0)
+    assert params(chat(), room=1).max_tokens == 1
+    assert params(completion(), room=3).max_tokens == 3

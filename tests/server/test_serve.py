@@ -1,0 +1,189 @@
+"""The life of a server: loading, an engine that dies, signals, and addresses that do not work."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import openai
+import pytest
+
+from specdec.errors import UsageError
+from specdec.server.serve import bind
+
+
+def say(text: str, **directives: object) -> dict[str, Any]:
+    content = f"[[{json.dumps(directives)}]]{text}"
+    return {"model": "toy", "messages": [{"role": "user", "content": content}], "stream": True}
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_the_server_process_never_imports_torch() -> None:
+    code = "import sys, specdec.server.serve; print('torch' in sys.modules)"
+    command = [sys.executable, "-P", "-c", code]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "False\n"
+
+
+def test_health_is_503_while_the_model_loads(own_server: Any) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = own_server(port=port, load_s=1.0)
+    server.url = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        try:
+            return bool(server.get("/version").status)
+        except ConnectionRefusedError:
+            return False
+
+    server.eventually(answers, timeout_s=10)
+    health = server.get("/health")
+    assert health.status == 503
+    assert health.json["error"]["message"] == "the model is loading"
+    early = server.post("/v1/chat/completions", say("a"))
+    assert early.status == 503
+    assert early.headers["retry-after"] == "1"
+    server.wait_ready()
+    assert server.get("/health").status == 200
+    assert server.end() == ""
+    assert server.process.returncode == 0
+
+
+@pytest.mark.parametrize("how", ["crash", "kill"])
+def test_an_engine_that_dies(own_server: Any, how: str) -> None:
+    server = own_server()
+    server.wait_ready()
+    bystander = server.client.chat.completions.create(**say("x" * 200, delay_s=0.02))
+    assert next(bystander).choices[0].delta.role == "assistant"
+    with pytest.raises(openai.APIError, match="engine"):
+        list(server.client.chat.completions.create(**say("abc", die=how, die_after=2)))
+    with pytest.raises(openai.APIError, match="engine"):
+        list(bystander)
+    assert server.get("/health").status == 503
+    after = server.post("/v1/chat/completions", say("a"))
+    assert after.status == 503
+    assert after.headers["retry-after"] == "1"
+    reason = "killed by signal 9" if how == "kill" else "RuntimeError: the script says so"
+    assert reason in after.json["error"]["message"]
+    said = server.end()
+    assert f"error: the engine {'process was ' * (how == 'kill')}" in said
+    assert server.process.returncode == 0
+
+
+def test_an_engine_that_cannot_start(own_server: Any, tmp_path: Any) -> None:
+    (tmp_path / "model-0").mkdir()
+    (tmp_path / "model-0" / "broken").touch()
+    server = own_server()
+    said = server.process.communicate(timeout=15)[1]
+    assert said == "error: the weights are broken; pull the model again\n"
+    assert server.process.returncode == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_running_answers_finish(own_server: Any, number: int) -> None:
+    server = own_server(grace_s=10)
+    server.wait_ready()
+    (loaded,) = server.journal("loaded")
+    running = server.client.chat.completions.create(**say("finish me", delay_s=0.05))
+    next(running)
+    server.process.send_signal(number)
+    server.eventually(lambda: server.get("/health").status == 503)
+    refused = server.post("/v1/chat/completions", say("a"))
+    assert refused.status == 503
+    assert refused.headers["retry-after"] == "1"
+    rest = list(running)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in rest) == "finish me"
+    assert rest[-1].choices[0].finish_reason == "stop"
+    assert server.process.wait(timeout=10) == 0
+    server.eventually(lambda: not is_alive(loaded["pid"]))
+
+
+@pytest.mark.parametrize("is_second_signal", [False, True])
+def test_the_end_of_grace_is_an_error_event(own_server: Any, is_second_signal: bool) -> None:
+    server = own_server(grace_s=60 if is_second_signal else 0.3)
+    server.wait_ready()
+    running = server.client.chat.completions.create(**say("long", delay_s=0.05, end=False))
+    next(running)
+    server.process.send_signal(signal.SIGTERM)
+    if is_second_signal:
+        server.eventually(lambda: server.get("/health").status == 503)
+        server.process.send_signal(signal.SIGTERM)
+    with pytest.raises(openai.APIError, match="shutting down"):
+        list(running)
+    assert server.process.wait(timeout=5) == 0
+
+
+def test_a_signal_while_loading_ends_the_server(own_server: Any) -> None:
+    server = own_server(load_s=30)
+    with pytest.raises(subprocess.TimeoutExpired):
+        server.process.wait(1.5)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(timeout=10) == 0
+
+
+def test_a_killed_server_leaves_no_engine_behind(own_server: Any) -> None:
+    server = own_server()
+    server.wait_ready()
+    (loaded,) = server.journal("loaded")
+    running = server.client.chat.completions.create(**say("long", delay_s=0.05, end=False))
+    next(running)
+    assert is_alive(loaded["pid"])
+    server.process.kill()
+    server.eventually(lambda: not is_alive(loaded["pid"]))
+
+
+def test_a_port_in_use_is_one_clear_line(own_server: Any, server: Any) -> None:
+    port = int(server.url.rpartition(":")[2])
+    second = own_server(port=port)
+    said = second.process.communicate(timeout=15)[1]
+    assert second.process.returncode == 2
+    assert said == (
+        f"error: cannot listen on 127.0.0.1:{port}: address already in use;"
+        " choose another with --port\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "words"),
+    [
+        ("127.0.0.1", 70_000, "port must be between"),
+        ("127.0.0.1", -1, "port must be between"),
+        ("no such host", 0, "cannot listen on host 'no such host'"),
+        ("a" * 300, 0, "cannot listen on host"),
+        ("192.0.2.1", 0, "cannot listen on 192.0.2.1"),
+    ],
+)
+def test_an_address_that_cannot_be_used(host: str, port: int, words: str) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        bind(host, port)
+    assert "\n" not in str(caught.value)
+
+
+def test_many_clients_at_once(server: Any) -> None:
+    answers: list[str] = []
+
+    def ask(number: int) -> None:
+        body = say(f"number {number}", burst=1 + number % 4)
+        chunks = server.client.chat.completions.create(**body)
+        answers.append("".join(chunk.choices[0].delta.content or "" for chunk in chunks))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) == sorted(f"number {number}" for number in range(16))
