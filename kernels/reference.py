@@ -87,34 +87,32 @@ def tree_attention(
 
 def _attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: AttentionGroup) -> Tensor:
     n, num_heads, dim = q.shape
-    num_kv_heads, tile = k_cache.shape[1:3]
-    packed = q.view(n, num_kv_heads, -1, dim).transpose(0, 1)  # [kv, n, ratio, dim]
-    rows = packed.reshape(num_kv_heads, -1, dim)  # [kv, n * ratio, dim]
-
-    shared = group.num_blocks * num_kv_heads
-    k = k_cache[group.blocks].reshape(shared, tile, dim)
-    v = v_cache[group.blocks].reshape(shared, tile, dim)
-    q_tiles = _padded(rows).expand(group.num_blocks, -1, -1, -1).reshape(shared, -1, dim)
-    m = rows.shape[1]
-    scores = torch.bmm(q_tiles, k.transpose(1, 2)).view(-1, num_kv_heads, q_tiles.shape[1], tile)
+    num_kv_heads = k_cache.shape[1]
+    num_packed = num_heads // num_kv_heads * n
+    per_row = q.view(n, num_kv_heads, -1, dim)
+    # All rows and query heads of a key head are packed into one product: keys are read once.
+    packed = _padded(per_row.transpose(0, 1).reshape(num_kv_heads, -1, dim))
+    scores: list[Tensor] = []  # parts [tiles, kv, padded rows, tile]
+    values: list[Tensor] = []  # parts [tiles, kv, padded rows, dim]
+    if group.num_blocks:
+        k, v = k_cache[group.blocks], v_cache[group.blocks]  # [tiles, kv, tile, dim]
+        scores.append(_shared_product(packed.expand(len(k), -1, -1, -1), k.transpose(2, 3)))
     if group.tail_slots is not None:
         k_tail, v_tail = _gather_tail(k_cache, v_cache, group.tail_slots)
-        tail_scores = _tail_product(packed.transpose(0, 1), k_tail.transpose(-1, -2))
-        scores = torch.cat((scores[:, :, :m], tail_scores))
+        scores.append(_tail_product(per_row.unsqueeze(1), k_tail.transpose(3, 4)))
 
-    visible = scores[:, :, :m].unflatten(2, (n, -1))  # [tiles, kv, n, ratio, tile]
-    visible[-group.bias.shape[0] :] += group.bias.unsqueeze(3)
-    weights = (scores - scores.amax((0, 3), keepdim=True)).exp_()
+    weights = scores[0] if len(scores) == 1 else torch.cat(scores)
+    masked = weights[-len(group.bias) :, :, : num_packed].unflatten(2, (n, -1))
+    masked += group.bias.unsqueeze(3)
+    weights = weights.sub_(weights.amax((0, 3), keepdim=True)).exp_()
 
-    shared_weights = weights[: group.num_blocks].reshape(shared, -1, tile)
+    if group.num_blocks:
+        values.append(_shared_product(weights[: group.num_blocks], v))
     if group.tail_slots is not None:
-        shared_weights = _padded(shared_weights)
-    values = torch.bmm(shared_weights, v).view(group.num_blocks, num_kv_heads, -1, dim)
-    if group.tail_slots is not None:
-        per_row = weights[group.num_blocks :].unflatten(2, (n, -1)).permute(2, 0, 1, 3, 4)
-        values = torch.cat((values[:, :, :m], _tail_product(per_row, v_tail)))
-    mixed = _weighted_mean(values, weights.sum(-1))[:, :m]
-    return mixed.view(num_kv_heads, n, -1, dim).transpose(0, 1).reshape(n, num_heads, dim)
+        tail = weights[group.num_blocks :, :, : num_packed].unflatten(2, (n, -1))
+        values.append(_tail_product(tail.permute(2, 0, 1, 3, 4), v_tail))
+    mixed = _weighted_mean(values, weights.sum(-1))[:, : num_packed]
+    return mixed.reshape(num_kv_heads, n, -1, dim).transpose(0, 1).reshape(n, num_heads, dim)
 
 
 def _padded(x: Tensor) -> Tensor:
@@ -134,33 +132,41 @@ def _gather_tail(k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> tuple[Tenso
     return k.view(*index.shape, dim), v.view(*index.shape, dim)
 
 
+def _shared_product(rows: Tensor, columns: Tensor) -> Tensor:
+    """Packed rows [tiles, kv, rows, a] times shared tiles [tiles, kv, a, b]."""
+    product = torch.bmm(rows.flatten(0, 1), columns.flatten(0, 1))
+    return product.view(*columns.shape[:2], rows.shape[2], -1)
+
+
 def _tail_product(rows: Tensor, columns: Tensor) -> Tensor:
-    """Each row's small product with its own tail tiles.
+    """Each row's small product with tiles of its own.
 
-    rows: [n, (num_tail,) kv, ratio, a]; columns: [n, num_tail, kv, a, b].
-    Returns [num_tail, kv, n * ratio, b].
+    rows: [n, tiles or 1, kv, ratio, a]; columns: [n, tiles, kv, a, b].
+    Returns [tiles, kv, padded n * ratio, b], packed like the shared product.
     """
-    n, num_tail, num_kv_heads, _, b = columns.shape
-    if rows.dim() == 4:
-        rows = rows.unsqueeze(1)
-    ratio = rows.shape[-2]
-    left = _padded(rows).expand(n, num_tail, -1, -1, -1).flatten(0, 2)
+    n, num_tiles, num_kv_heads, _, b = columns.shape
+    ratio = rows.shape[3]
+    left = _padded(rows).expand(-1, num_tiles, -1, -1, -1).flatten(0, 2)
     product = torch.bmm(left, columns.flatten(0, 2))[:, :ratio]
-    product = product.view(n, num_tail, num_kv_heads, ratio, b).permute(1, 2, 0, 3, 4)
-    return product.reshape(num_tail, num_kv_heads, n * ratio, b)
+    product = product.view(n, num_tiles, num_kv_heads, ratio, b).permute(1, 2, 0, 3, 4)
+    return _padded(product.reshape(num_tiles, num_kv_heads, n * ratio, b))
 
 
-def _weighted_mean(values: Tensor, totals: Tensor) -> Tensor:
-    """Sum of values [tiles, kv, rows, dim] over sum of totals [tiles, kv, rows].
+def _weighted_mean(values: list[Tensor], totals: Tensor) -> Tensor:
+    """Sum over tiles of values, parts [tiles, kv, rows, dim], over that of totals [tiles, kv, rows].
 
     Tiles are added pairwise within groups of TILES_PER_SUM, then group by group, all elementwise:
     neither the number of rows nor zero tiles at the end change a bit. (`torch.sum` picks its order
     by the shape.)
     """
-    num_tiles, num_kv_heads, num_rows, dim = values.shape
+    num_tiles, num_kv_heads, num_rows = totals.shape
+    dim = values[0].shape[3]
     size = -(-num_tiles // TILES_PER_SUM) * TILES_PER_SUM
-    both = values.new_zeros(size, num_kv_heads, num_rows, dim + 1)
-    both[:num_tiles, ..., :dim] = values
+    both = totals.new_zeros(size, num_kv_heads, num_rows, dim + 1)
+    first = 0
+    for part in values:
+        both[first : first + len(part), ..., :dim] = part
+        first += len(part)
     both[:num_tiles, ..., dim] = totals
     both = both.unflatten(0, (-1, TILES_PER_SUM))
     while both.shape[1] > 1:

@@ -10,6 +10,7 @@ from specdec.server.choice import Choice, Delta
 from specdec.server.engine_client import EngineClient
 from specdec.server.messages import Output, Ready, Submit
 from specdec.server.protocol import (
+    MAX_CHOICES,
     ChatBody,
     CompletionBody,
     choice_params,
@@ -43,6 +44,8 @@ def prepare(
         name, prompts = "messages", [tokenizer.encode_chat(body.template_messages())]
     else:
         name, prompts = "prompt", body.prompts(tokenizer)
+    if len(prompts) * body.num_choices > MAX_CHOICES:
+        raise InvalidRequest(f"prompts times n must be at most {MAX_CHOICES}", param="n")
     submits: list[Submit] = []
     choices: list[Choice] = []
     for prompt_ids in prompts:

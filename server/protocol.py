@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -13,52 +13,15 @@ from msgspec import Meta, Struct
 from specdec.config import MAX_NODE_BUDGET
 from specdec.errors import ContextLengthExceeded, InvalidRequest
 from specdec.params import SEED_RANGE, SamplingParams
+from specdec.server.unsupported import check_supported
 
 MAX_STOPS = 4
-MAX_CHOICES = 128
-MAX_PROMPTS = 1024
+MAX_CHOICES = 128  # of one HTTP request
 COMPLETION_MAX_TOKENS = 16  # what the completions endpoint gives a client that asks for nothing
 
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 ChoiceCount = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 NodeCount = Annotated[int, Meta(ge=0, le=MAX_NODE_BUDGET)]
-
-# Fields that clients know and this server cannot honour yet, with the values that ask for nothing.
-UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "structured_outputs": ({},),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "json_schema": (),
-    "regex": (),
-    "ebnf": (),
-    "grammar": ("",),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
-    "echo": (False,),
-    "suffix": ("",),
-    "best_of": (1,),
-    "use_beam_search": (False,),
-    "prompt_logprobs": (),
-    "truncate_prompt_tokens": (),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "documents": ([],),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-}
 
 
 class Encoder(Protocol):
@@ -204,9 +167,9 @@ class CompletionBody(GenerationBody, kw_only=True):
             return [encoder.encode(given)]
         if given and all(isinstance(item, int) for item in given):
             return [[item for item in given if isinstance(item, int)]]
-        if not given or any(isinstance(item, int) for item in given) or len(given) > MAX_PROMPTS:
+        if not given or any(isinstance(item, int) for item in given) or len(given) > MAX_CHOICES:
             raise InvalidRequest(
-                f"prompt must be a string, token ids, or a list of 1 to {MAX_PROMPTS} of either",
+                f"prompt must be a string, token ids, or a list of 1 to {MAX_CHOICES} of either",
                 param="prompt",
             )
         return [
@@ -229,7 +192,7 @@ def parse_body(raw: bytes, kind: type[Body]) -> Body:
         raw.decode()
         fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
         body = msgspec.json.decode(raw, type=kind)
-        given = {name: msgspec.json.decode(fields[name]) for name in UNSUPPORTED.keys() & fields}
+        check_supported(fields)
     except UnicodeDecodeError:
         raise InvalidRequest("the body is not valid UTF-8") from None
     except RecursionError:
@@ -239,9 +202,6 @@ def parse_body(raw: bytes, kind: type[Body]) -> Body:
         raise InvalidRequest(message, param=param) from None
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}"[:200]) from None
-    for name, value in sorted(given.items()):
-        if value is not None and not any(_is_same(value, off) for off in UNSUPPORTED[name]):
-            raise InvalidRequest(f"{name} is not supported by this server", param=name)
     return body
 
 
@@ -338,10 +298,6 @@ def _bad_words(words: Sequence[str], encoder: Encoder) -> tuple[tuple[int, ...],
         raise InvalidRequest("bad_words must not hold an empty entry", param="bad_words")
     spelled = (text for word in words for text in (word, " " + word.lstrip()))
     return tuple({tuple(encoder.encode(text, add_special_tokens=False)): None for text in spelled})
-
-
-def _is_same(value: object, off: object) -> bool:
-    return type(value) is type(off) and value == off
 
 
 def _locate(message: str) -> tuple[str, str | None]:

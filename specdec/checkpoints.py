@@ -83,7 +83,7 @@ def resolve(name: str) -> Path:
     if name == DEFAULT_MODEL:
         return pull(name)
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         folder = path
     elif re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) and not path.exists():
         folder = _from_hub(name)

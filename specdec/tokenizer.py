@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
-END_OF_FINAL_MESSAGE = "<<specdec: the final message ends here>>"
+END_OF_FINAL_MESSAGE = "<<specdec: the final message ends here>>"  # unlikely in any message
 
 
 class Tokenizer:
@@ -121,7 +120,8 @@ class Tokenizer:
         if continue_final_message:
             if not chat or not isinstance(chat[-1].get("content"), str):
                 raise InvalidRequest("the final message has no text to continue", param="messages")
-            chat[-1]["content"] += END_OF_FINAL_MESSAGE
+            # The space shows whether the template trims messages; then the text is trimmed too.
+            chat[-1]["content"] += END_OF_FINAL_MESSAGE + " "
         variables: dict[str, Any] = {"tools": None, "documents": None, **self._special_tokens}
         variables |= template_kwargs
         variables["messages"] = chat
@@ -130,18 +130,19 @@ class Tokenizer:
         try:
             text = template.render(variables)
         except Exception as error:  # a template fails in as many ways as a program
+            reason = " ".join(str(error).split())
             raise InvalidRequest(
-                f"the chat template refuses these messages: {error}", param="messages"
+                f"the chat template refuses these messages: {reason}", param="messages"
             ) from error
         if not continue_final_message:
             return text
-        text, found, _ = text.rpartition(END_OF_FINAL_MESSAGE)
+        text, found, rest = text.rpartition(END_OF_FINAL_MESSAGE)
         if not found:
             raise InvalidRequest(
                 "the chat template changes the final message, so it cannot be continued",
                 param="messages",
             )
-        return text
+        return text if rest.startswith(" ") else text.rstrip()
 
     def encode_chat(
         self,
@@ -168,46 +169,56 @@ class Tokenizer:
                 param="messages",
             )
         if name not in self._compiled:
-            self._compiled[name] = self._compile(self._templates[name])
+            self._compiled[name] = _compile(self._templates[name])
         return self._compiled[name]
 
-    @cached_property
-    def _compile(self) -> Callable[[str], Template]:
-        from jinja2 import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        def raise_exception(message: str) -> None:
-            raise TemplateError(message)
+def _compile(source: str) -> Template:
+    """Compile a chat template in the environment that templates are written for."""
+    from jinja2 import TemplateError, nodes
+    from jinja2.ext import Extension
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        def to_json(
-            value: Any,
-            ensure_ascii: bool = False,
-            indent: int | None = None,
-            separators: tuple[str, str] | None = None,
-            sort_keys: bool = False,
-        ) -> str:
-            return json.dumps(
-                value,
-                ensure_ascii=ensure_ascii,
-                indent=indent,
-                separators=separators,
-                sort_keys=sort_keys,
-            )
+    class Generation(Extension):
+        """`{% generation %}` marks the assistant's text for training; here it only groups."""
 
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        tags = {"generation"}  # noqa: RUF012  # as the base class declares it
+
+        def parse(self, parser: Parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            return nodes.Scope(parser.parse_statements(("name:endgeneration",), True), lineno=line)
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    def to_json(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(
+            value,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
         )
-        environment.filters["tojson"] = to_json  # Jinja's own escapes HTML
-        environment.globals["raise_exception"] = raise_exception
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
 
-        def compile_template(source: str) -> Template:
-            try:
-                return environment.from_string(source)
-            except TemplateError as error:
-                raise CheckpointError(f"the chat template is invalid: {error}") from error
-
-        return compile_template
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
+    )
+    environment.filters["tojson"] = to_json  # Jinja's own escapes HTML
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    try:
+        return environment.from_string(source)
+    except TemplateError as error:
+        raise CheckpointError(
+            f"the chat template is invalid ({error}); correct chat_template.jinja"
+        ) from error
 
 
 def _read_template(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,11 +38,12 @@ try:
         port=int(sys.argv[2]),
         served_model_name="toy",
         grace_s=float(sys.argv[3]),
-        engine_command=(sys.executable, sys.argv[4]),
+        engine_command=sys.argv[4:],
     )
 except SpecdecError as error:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(error.exit_code)
+assert "torch" not in sys.modules, "the server process imported torch"
 """
 
 
@@ -87,17 +88,27 @@ class Answer:
 class RunningServer:
     """A server process; `url` is known once it has said that it is ready."""
 
-    def __init__(self, folder: Path, *, port: int = 0, grace_s: float = 5.0, load_s: float = 0.0):
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        port: int = 0,
+        grace_s: float = 5.0,
+        load_s: float = 0.0,
+        engine_command: Sequence[str] = (sys.executable, str(HERE / "scripted_engine.py")),
+    ) -> None:
         self.folder = folder
+        arguments = (str(folder), str(port), str(grace_s), *engine_command)
         self.process = subprocess.Popen(
-            [
-                sys.executable,
-                *("-W", "error", "-c", SERVE, str(folder), str(port), str(grace_s)),
-                str(HERE / "scripted_engine.py"),
-            ],
+            [sys.executable, "-W", "error", "-c", SERVE, *arguments],
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONSAFEPATH": "1", "SCRIPTED_LOAD_S": str(load_s)},
+            env={
+                **os.environ,
+                "PYTHONSAFEPATH": "1",
+                "OMP_NUM_THREADS": "1",  # a toy model only suffers from more
+                "SCRIPTED_LOAD_S": str(load_s),
+            },
         )
         self.url = ""
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.server.conftest import RunningServer
 
 
 def say(text: str, **directives: object) -> list[dict[str, str]]:
@@ -13,7 +16,9 @@ def say(text: str, **directives: object) -> list[dict[str, str]]:
     return [{"role": "user", "content": f"[[{json.dumps(directives)}]]{text}"}]
 
 
-def stream(server: Any, text: str, *, directives: dict[str, Any] | None = None, **fields: Any):
+def stream(
+    server: RunningServer, text: str, *, directives: dict[str, Any] | None = None, **fields: Any
+):
     return server.client.chat.completions.create(
         model="toy", messages=say(text, **(directives or {})), stream=True, **fields
     )
@@ -24,7 +29,7 @@ def deltas(chunks: list[Any], index: int = 0) -> list[str]:
     return [c.delta.content for c in choices if c.delta.content is not None]
 
 
-def test_an_answer(server: Any) -> None:
+def test_an_answer(server: RunningServer) -> None:
     answer = server.client.chat.completions.create(model="toy", messages=say("Hello", burst=3))
     assert answer.object == "chat.completion"
     assert answer.model == "toy"
@@ -40,7 +45,7 @@ def test_an_answer(server: Any) -> None:
     assert answer.metrics["speculative_decoding"]["num_spec_steps"] == 2
 
 
-def test_the_sequence_of_chunks(server: Any) -> None:
+def test_the_sequence_of_chunks(server: RunningServer) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     chunks = list(
         stream(server, "Hello", directives={"burst": 2, "delay_s": 0.03}, stream_options=options)
@@ -64,7 +69,7 @@ def test_the_sequence_of_chunks(server: Any) -> None:
     assert totals.metrics["speculative_decoding"]["accepted_by_source"] == {"script": 3}
 
 
-def test_the_raw_stream(server: Any) -> None:
+def test_the_raw_stream(server: RunningServer) -> None:
     body = {"model": "toy", "messages": say("Hi"), "stream": True}
     answer = server.post("/v1/chat/completions", body)
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -82,7 +87,7 @@ def test_the_raw_stream(server: Any) -> None:
     assert totals["usage"]["completion_tokens"] == 3
 
 
-def test_the_stream_helper(server: Any) -> None:
+def test_the_stream_helper(server: RunningServer) -> None:
     with server.client.chat.completions.stream(
         model="toy", messages=say("Hello", burst=2), stream_options={"include_usage": True}
     ) as events:
@@ -106,14 +111,16 @@ def test_the_stream_helper(server: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("burst", [1, 3])
-def test_the_deltas_add_up_to_the_whole_answer(server: Any, text: str, burst: int) -> None:
+def test_the_deltas_add_up_to_the_whole_answer(
+    server: RunningServer, text: str, burst: int
+) -> None:
     directives = {"burst": burst, "delay_s": 0.001}
     whole = server.client.chat.completions.create(model="toy", messages=say(text, **directives))
     assert whole.choices[0].message.content == text
     assert "".join(deltas(list(stream(server, text, directives=directives)))) == text
 
 
-def test_line_ends_of_unicode_are_escaped(server: Any) -> None:
+def test_line_ends_of_unicode_are_escaped(server: RunningServer) -> None:
     text = "a\u2028b\u2029c\u0085d"
     for streamed in (False, True):
         body = {"model": "toy", "messages": say(text), "stream": streamed}
@@ -123,7 +130,7 @@ def test_line_ends_of_unicode_are_escaped(server: Any) -> None:
 
 
 @pytest.mark.parametrize("burst", [1, 2, 50])
-def test_a_stop_string_is_cut_wherever_the_deltas_fall(server: Any, burst: int) -> None:
+def test_a_stop_string_is_cut_wherever_the_deltas_fall(server: RunningServer, burst: int) -> None:
     directives = {"burst": burst, "delay_s": 0.01}
     fields = {"stop": ["STOP", "never"]}
     chunks = list(stream(server, "go on S STO STOP and more", directives=directives, **fields))
@@ -137,13 +144,13 @@ def test_a_stop_string_is_cut_wherever_the_deltas_fall(server: Any, burst: int) 
     assert whole.usage.completion_tokens == len("go on S STO STOP")
 
 
-def test_text_held_back_for_a_stop_string_comes_at_the_end(server: Any) -> None:
+def test_text_held_back_for_a_stop_string_comes_at_the_end(server: RunningServer) -> None:
     chunks = list(stream(server, "almost STO", stop="STOP"))
     assert "".join(deltas(chunks)) == "almost STO"
     assert chunks[-1].choices[0].stop_reason is None
 
 
-def test_a_stop_token_has_no_text(server: Any) -> None:
+def test_a_stop_token_has_no_text(server: RunningServer) -> None:
     (exclamation,) = token_ids(server, "!")
     answer = server.client.chat.completions.create(
         model="toy", messages=say("Hi! there"), extra_body={"stop_token_ids": [exclamation]}
@@ -153,19 +160,19 @@ def test_a_stop_token_has_no_text(server: Any) -> None:
     assert answer.usage.completion_tokens == 3
 
 
-def token_ids(server: Any, text: str) -> list[int]:
+def token_ids(server: RunningServer, text: str) -> list[int]:
     from specdec.tokenizer import Tokenizer
 
     return Tokenizer.load(server.folder).encode(text)
 
 
-def test_the_limit_on_tokens(server: Any) -> None:
+def test_the_limit_on_tokens(server: RunningServer) -> None:
     chunks = list(stream(server, "Hello", max_completion_tokens=3))
     assert "".join(deltas(chunks)) == "Hel"
     assert chunks[-1].choices[0].finish_reason == "length"
 
 
-def test_two_choices(server: Any) -> None:
+def test_two_choices(server: RunningServer) -> None:
     chunks = list(
         stream(
             server,
@@ -192,7 +199,7 @@ def test_two_choices(server: Any) -> None:
     assert [note["seed"] for note in server.journal("add")[-2:]] == [None, None]
 
 
-def test_logprobs_have_an_entry_for_every_token(server: Any) -> None:
+def test_logprobs_have_an_entry_for_every_token(server: RunningServer) -> None:
     fields = {"logprobs": True, "top_logprobs": 2}
     whole = server.client.chat.completions.create(
         model="toy", messages=say("né", burst=3), **fields
@@ -217,7 +224,7 @@ def test_logprobs_have_an_entry_for_every_token(server: Any) -> None:
     assert [len(e.top_logprobs) for e in no_top.choices[0].logprobs.content] == [0, 0]
 
 
-def test_the_engine_is_told_what_the_request_says(server: Any) -> None:
+def test_the_engine_is_told_what_the_request_says(server: RunningServer) -> None:
     extra = {"priority": -3, "cache_salt": "s", "speculation": {"enabled": True, "max_nodes": 4}}
     server.client.chat.completions.create(model="toy", messages=say("a"), extra_body=extra)
     assert server.journal("add")[-1] | {"id": None} == {

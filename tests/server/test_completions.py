@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING
 
 from specdec.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tests.server.conftest import RunningServer
 
 
 def script(text: str, **directives: object) -> str:
     return f"[[{json.dumps(directives)}]]{text}"
 
 
-def test_whole_and_streamed(server: Any) -> None:
+def test_whole_and_streamed(server: RunningServer) -> None:
     create = server.client.completions.create
     whole = create(model="toy", prompt=script("Hello", burst=2))
     assert whole.object == "text_completion"
@@ -35,13 +38,13 @@ def test_whole_and_streamed(server: Any) -> None:
     assert {chunk.object for chunk in chunks} == {"text_completion"}
 
 
-def test_sixteen_tokens_are_the_default(server: Any) -> None:
+def test_sixteen_tokens_are_the_default(server: RunningServer) -> None:
     answer = server.client.completions.create(model="toy", prompt=script("x" * 50))
     assert answer.choices[0].text == "x" * 16
     assert answer.choices[0].finish_reason == "length"
 
 
-def test_token_ids_and_several_prompts(server: Any) -> None:
+def test_token_ids_and_several_prompts(server: RunningServer) -> None:
     create = server.client.completions.create
     ids = [Tokenizer.load(server.folder).encode(script(text)) for text in ("one", "two")]
     assert create(model="toy", prompt=ids[0]).choices[0].text == "one"
@@ -54,7 +57,7 @@ def test_token_ids_and_several_prompts(server: Any) -> None:
         assert [note["seed"] for note in server.journal("add")[-4:]] == [5, 6, 5, 6]
 
 
-def test_logprobs_in_the_older_form(server: Any) -> None:
+def test_logprobs_in_the_older_form(server: RunningServer) -> None:
     create = server.client.completions.create
     prompt = script("né!", delay_s=0.01)
     whole = create(model="toy", prompt=prompt, logprobs=2).choices[0].logprobs
@@ -68,6 +71,6 @@ def test_logprobs_in_the_older_form(server: Any) -> None:
         assert [x for part in parts for x in getattr(part, name)] == getattr(whole, name)
 
 
-def test_the_chosen_token_is_always_among_the_top(server: Any) -> None:
+def test_the_chosen_token_is_always_among_the_top(server: RunningServer) -> None:
     answer = server.client.completions.create(model="toy", prompt=script("a"), logprobs=0)
     assert answer.choices[0].logprobs.top_logprobs == [{"a": -0.5}, {"<|end|>": -0.5}]

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
 
+if TYPE_CHECKING:
+    from tests.server.conftest import RunningServer
 
-def send(server: Any, *, delay_s: float = 0.01, wait_s: float = 0, **fields: Any) -> socket.socket:
+
+def send(
+    server: RunningServer, *, delay_s: float = 0.01, wait_s: float = 0, **fields: Any
+) -> socket.socket:
     """Post a request that would go on for long and return the open connection."""
     directives = {"end": False, "delay_s": delay_s, "wait_s": wait_s}
     content = f"[[{json.dumps(directives)}]]on and on "
@@ -39,7 +44,9 @@ def hang_up(connection: socket.socket, how: str) -> None:
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("how", ["close", "reset"])
 @pytest.mark.parametrize("n", [1, 3])
-def test_the_engine_requests_are_aborted(server: Any, streamed: bool, how: str, n: int) -> None:
+def test_the_engine_requests_are_aborted(
+    server: RunningServer, streamed: bool, how: str, n: int
+) -> None:
     num_added, num_aborted = len(server.journal("add")), len(server.journal("abort"))
     connection = send(server, stream=streamed, n=n)
     if streamed:
@@ -52,7 +59,7 @@ def test_the_engine_requests_are_aborted(server: Any, streamed: bool, how: str, 
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_also_before_the_first_token(server: Any, streamed: bool) -> None:
+def test_also_before_the_first_token(server: RunningServer, streamed: bool) -> None:
     num_added, num_aborted = len(server.journal("add")), len(server.journal("abort"))
     connection = send(server, stream=streamed, wait_s=60)
     server.eventually(lambda: len(server.journal("add")) == num_added + 1)
@@ -61,7 +68,7 @@ def test_also_before_the_first_token(server: Any, streamed: bool) -> None:
     assert server.journal("abort")[-1]["num_tokens"] == 0
 
 
-def test_an_answer_that_ended_is_not_aborted(server: Any) -> None:
+def test_an_answer_that_ended_is_not_aborted(server: RunningServer) -> None:
     num_aborted = len(server.journal("abort"))
     messages = [{"role": "user", "content": "short"}]
     server.client.chat.completions.create(model="toy", messages=messages)
@@ -69,7 +76,7 @@ def test_an_answer_that_ended_is_not_aborted(server: Any) -> None:
     assert len(server.journal("abort")) == num_aborted
 
 
-def test_a_client_that_does_not_read_holds_nobody_up(server: Any) -> None:
+def test_a_client_that_does_not_read_holds_nobody_up(server: RunningServer) -> None:
     def num_finished() -> int:
         return len(server.journal("finish"))
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
+
+if TYPE_CHECKING:
+    from tests.server.conftest import RunningServer
 
 CHAT = "/v1/chat/completions"
 
@@ -41,7 +44,9 @@ def error_of(answer: Any, status: int) -> dict[str, Any]:
     ],
 )
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_bad_body_is_400(server: Any, body: Any, param: str | None, streamed: bool) -> None:
+def test_a_bad_body_is_400(
+    server: RunningServer, body: Any, param: str | None, streamed: bool
+) -> None:
     if isinstance(body, dict):
         body = {**body, "stream": streamed}
     error = error_of(server.post(CHAT, body), 400)
@@ -49,7 +54,7 @@ def test_a_bad_body_is_400(server: Any, body: Any, param: str | None, streamed: 
     assert error["param"] == param
 
 
-def test_prompt_token_ids_outside_the_vocabulary(server: Any) -> None:
+def test_prompt_token_ids_outside_the_vocabulary(server: RunningServer) -> None:
     for ids in ([-1], [100_000], [2**62]):
         body = {"model": "toy", "prompt": ids}
         assert error_of(server.post("/v1/completions", body), 400)["param"] == "prompt"
@@ -57,7 +62,9 @@ def test_prompt_token_ids_outside_the_vocabulary(server: Any) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_refusal_by_the_engine_is_400_even_for_a_stream(server: Any, streamed: bool) -> None:
+def test_a_refusal_by_the_engine_is_400_even_for_a_stream(
+    server: RunningServer, streamed: bool
+) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         server.client.chat.completions.create(
             model="toy", messages=say("a", refuse="not today"), stream=streamed
@@ -67,13 +74,13 @@ def test_a_refusal_by_the_engine_is_400_even_for_a_stream(server: Any, streamed:
 
 
 @pytest.mark.parametrize("fields", [{"max_tokens": 4000}, {"messages": say("x" * 4000)}])
-def test_what_does_not_fit_the_context(server: Any, fields: dict[str, Any]) -> None:
+def test_what_does_not_fit_the_context(server: RunningServer, fields: dict[str, Any]) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         server.client.chat.completions.create(**{"model": "toy", "messages": say("a"), **fields})
     assert caught.value.code == "context_length_exceeded"
 
 
-def test_an_unknown_model_is_404(server: Any) -> None:
+def test_an_unknown_model_is_404(server: RunningServer) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         server.client.chat.completions.create(model="../" * 5000, messages=say("a"))
     assert caught.value.code == "model_not_found"
@@ -81,17 +88,17 @@ def test_an_unknown_model_is_404(server: Any) -> None:
     assert len(caught.value.message) < 1024
 
 
-def test_paths_and_methods(server: Any) -> None:
+def test_paths_and_methods(server: RunningServer) -> None:
     assert error_of(server.get("/v1/nothing"), 404)["code"] == "not_found"
     assert error_of(server.get(CHAT), 405)["code"] == "method_not_allowed"
 
 
-def test_a_body_that_is_too_long_is_413(server: Any) -> None:
+def test_a_body_that_is_too_long_is_413(server: RunningServer) -> None:
     error = error_of(server.post(CHAT, b" " * (32 * 2**20 + 1)), 413)
     assert error["code"] == "request_too_large"
 
 
-def test_one_request_that_fails_leaves_the_others_alone(server: Any) -> None:
+def test_one_request_that_fails_leaves_the_others_alone(server: RunningServer) -> None:
     create = server.client.chat.completions.create
     slow = create(model="toy", messages=say("neighbour", delay_s=0.02), stream=True)
     with pytest.raises(openai.InternalServerError) as caught:
@@ -103,14 +110,14 @@ def test_one_request_that_fails_leaves_the_others_alone(server: Any) -> None:
     assert "".join(chunk.choices[0].delta.content or "" for chunk in slow) == "neighbour"
 
 
-def test_an_error_in_a_stream_is_its_last_event(server: Any) -> None:
+def test_an_error_in_a_stream_is_its_last_event(server: RunningServer) -> None:
     body = {"model": "toy", "messages": say("abc", die="request", die_after=2), "stream": True}
     *chunks, last = server.post(CHAT, body).events
     assert set(last) == {"error"}
     assert [c["choices"][0]["finish_reason"] for c in chunks] == [None] * len(chunks)
 
 
-def test_request_ids(server: Any) -> None:
+def test_request_ids(server: RunningServer) -> None:
     own = server.request("GET", "/version", **{"X-Request-Id": "trace-1.a_B"})
     assert own.headers["x-request-id"] == "trace-1.a_B"
     for bad in ("a b", "x" * 129, "../etc"):
@@ -118,8 +125,13 @@ def test_request_ids(server: Any) -> None:
         assert made.startswith("req-")
 
 
-def test_models_and_version(server: Any) -> None:
+def test_models_and_version(server: RunningServer) -> None:
     (model,) = server.client.models.list().data
     assert (model.id, model.object, model.max_model_len) == ("toy", "model", 2048)
     assert server.get("/version").json["version"]
     assert server.get("/health").status == 200
+
+
+def test_the_number_of_answers_is_bounded(server: RunningServer) -> None:
+    body = {"model": "toy", "prompt": ["a"] * 65, "n": 2}
+    assert error_of(server.post("/v1/completions", body), 400)["param"] == "n"

@@ -10,7 +10,6 @@ import pytest
 from specdec.errors import ContextLengthExceeded, InvalidRequest
 from specdec.params import SamplingParams
 from specdec.server.protocol import (
-    UNSUPPORTED,
     ChatBody,
     CompletionBody,
     GenerationBody,
@@ -18,6 +17,7 @@ from specdec.server.protocol import (
     parse_body,
     sampling_params,
 )
+from specdec.server.unsupported import UNSUPPORTED
 
 
 class ByteEncoder:
@@ -254,7 +254,7 @@ def test_prompt_forms() -> None:
     assert prompts([5, 6]) == [[5, 6]]
     assert prompts(["a", "b"]) == [[97], [98]]
     assert prompts([[5], [6, 7]]) == [[5], [6, 7]]
-    for bad in ([], [1, "a"], [1, [2]], [[1, "a"]], 5, ["a"] * 1025):
+    for bad in ([], [1, "a"], [1, [2]], [[1, "a"]], 5, ["a"] * 129):
         assert (refused(lambda prompt=bad: prompts(prompt)) or "").startswith("prompt")
 
 

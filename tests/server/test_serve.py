@@ -9,13 +9,18 @@ import socket
 import subprocess
 import sys
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
 
 from specdec.errors import UsageError
 from specdec.server.serve import bind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.server.conftest import RunningServer
 
 
 def say(text: str, **directives: object) -> dict[str, Any]:
@@ -37,7 +42,7 @@ def test_the_server_process_never_imports_torch() -> None:
     assert subprocess.run(command, capture_output=True, text=True).stdout == "False\n"
 
 
-def test_health_is_503_while_the_model_loads(own_server: Any) -> None:
+def test_health_is_503_while_the_model_loads(own_server: Callable[..., RunningServer]) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -64,7 +69,7 @@ def test_health_is_503_while_the_model_loads(own_server: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["crash", "kill"])
-def test_an_engine_that_dies(own_server: Any, how: str) -> None:
+def test_an_engine_that_dies(own_server: Callable[..., RunningServer], how: str) -> None:
     server = own_server()
     server.wait_ready()
     bystander = server.client.chat.completions.create(**say("x" * 200, delay_s=0.02))
@@ -84,7 +89,9 @@ def test_an_engine_that_dies(own_server: Any, how: str) -> None:
     assert server.process.returncode == 0
 
 
-def test_an_engine_that_cannot_start(own_server: Any, tmp_path: Any) -> None:
+def test_an_engine_that_cannot_start(
+    own_server: Callable[..., RunningServer], tmp_path: Any
+) -> None:
     (tmp_path / "model-0").mkdir()
     (tmp_path / "model-0" / "broken").touch()
     server = own_server()
@@ -94,7 +101,9 @@ def test_an_engine_that_cannot_start(own_server: Any, tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_running_answers_finish(own_server: Any, number: int) -> None:
+def test_a_signal_lets_running_answers_finish(
+    own_server: Callable[..., RunningServer], number: int
+) -> None:
     server = own_server(grace_s=10)
     server.wait_ready()
     (loaded,) = server.journal("loaded")
@@ -113,7 +122,9 @@ def test_a_signal_lets_running_answers_finish(own_server: Any, number: int) -> N
 
 
 @pytest.mark.parametrize("is_second_signal", [False, True])
-def test_the_end_of_grace_is_an_error_event(own_server: Any, is_second_signal: bool) -> None:
+def test_the_end_of_grace_is_an_error_event(
+    own_server: Callable[..., RunningServer], is_second_signal: bool
+) -> None:
     server = own_server(grace_s=60 if is_second_signal else 0.3)
     server.wait_ready()
     running = server.client.chat.completions.create(**say("long", delay_s=0.05, end=False))
@@ -127,7 +138,7 @@ def test_the_end_of_grace_is_an_error_event(own_server: Any, is_second_signal: b
     assert server.process.wait(timeout=5) == 0
 
 
-def test_a_signal_while_loading_ends_the_server(own_server: Any) -> None:
+def test_a_signal_while_loading_ends_the_server(own_server: Callable[..., RunningServer]) -> None:
     server = own_server(load_s=30)
     with pytest.raises(subprocess.TimeoutExpired):
         server.process.wait(1.5)
@@ -135,7 +146,7 @@ def test_a_signal_while_loading_ends_the_server(own_server: Any) -> None:
     assert server.process.wait(timeout=10) == 0
 
 
-def test_a_killed_server_leaves_no_engine_behind(own_server: Any) -> None:
+def test_a_killed_server_leaves_no_engine_behind(own_server: Callable[..., RunningServer]) -> None:
     server = own_server()
     server.wait_ready()
     (loaded,) = server.journal("loaded")
@@ -146,7 +157,9 @@ def test_a_killed_server_leaves_no_engine_behind(own_server: Any) -> None:
     server.eventually(lambda: not is_alive(loaded["pid"]))
 
 
-def test_a_port_in_use_is_one_clear_line(own_server: Any, server: Any) -> None:
+def test_a_port_in_use_is_one_clear_line(
+    own_server: Callable[..., RunningServer], server: RunningServer
+) -> None:
     port = int(server.url.rpartition(":")[2])
     second = own_server(port=port)
     said = second.process.communicate(timeout=15)[1]
@@ -173,7 +186,7 @@ def test_an_address_that_cannot_be_used(host: str, port: int, words: str) -> Non
     assert "\n" not in str(caught.value)
 
 
-def test_many_clients_at_once(server: Any) -> None:
+def test_many_clients_at_once(server: RunningServer) -> None:
     answers: list[str] = []
 
     def ask(number: int) -> None:

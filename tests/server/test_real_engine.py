@@ -1,0 +1,98 @@
+"""The server in front of the real engine, with a random toy model that writes random bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from specdec.server.engine_client import ENGINE_COMMAND
+from tests.server.conftest import RunningServer, make_folder
+from tests.toy import CONFIG, RandomTensors
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VOCAB = 257
+PROMPT = [{"role": "user", "content": "abcabcabcabcabcabc"}]
+PROJECTIONS = (
+    *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
+    *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
+)
+
+
+def add_weights(folder: Path) -> None:
+    config = {**CONFIG, "vocab_size": VOCAB, "max_position_embeddings": 512}
+    (folder / "config.json").write_text(json.dumps(config))
+    names = ["model.embed_tokens.weight", "model.norm.weight"]
+    for index in range(config["num_hidden_layers"]):
+        layer = f"model.layers.{index}"
+        names += [f"{layer}.input_layernorm.weight", f"{layer}.post_attention_layernorm.weight"]
+        names += [f"{layer}.{projection}.weight" for projection in PROJECTIONS]
+    source = RandomTensors(config, seed=1)
+    tensors = {name: source.get(name).to(torch.float32).contiguous() for name in names}
+    save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = make_folder(tmp_path_factory.mktemp("weights"))
+    add_weights(folder)
+    running = RunningServer(folder, engine_command=ENGINE_COMMAND)
+    running.wait_ready()
+    yield running
+    assert running.end() == ""
+    assert running.process.returncode == 0
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 0}, {"temperature": 1, "top_p": 0.9}])
+def test_neither_streaming_nor_speculation_changes_the_answer(
+    server: RunningServer, fields: dict[str, Any]
+) -> None:
+    fields = {
+        "model": "toy",
+        "messages": PROMPT,
+        "seed": 11,
+        "max_tokens": 60,
+        "logprobs": True,
+        "extra_body": {"speculation": {"enabled": False}},
+        **fields,
+    }
+    create = server.client.chat.completions.create
+    plain = create(**fields)
+    fields["extra_body"] = {"speculation": {"max_nodes": 8}}
+    drafted = create(**fields)
+    chunks = list(create(**fields, stream=True, stream_options={"include_usage": True}))
+    text = plain.choices[0].message.content
+    assert plain.metrics["speculative_decoding"]["num_draft_tokens"] == 0
+    assert drafted.metrics["speculative_decoding"]["num_draft_tokens"] > 0
+    assert drafted.choices[0].message.content == text
+    assert "".join(c.choices[0].delta.content or "" for c in chunks[:-1]) == text
+    assert chunks[-1].usage.completion_tokens == plain.usage.completion_tokens
+    assert len(drafted.choices[0].logprobs.content) == plain.usage.completion_tokens
+
+
+def test_the_first_choice_is_the_answer_of_its_seed(server: RunningServer) -> None:
+    def texts(seed: int, n: int) -> list[str]:
+        answer = server.client.chat.completions.create(
+            model="toy", messages=PROMPT, seed=seed, n=n, max_tokens=20
+        )
+        return [choice.message.content for choice in answer.choices]
+
+    assert texts(5, 3) == texts(5, 1) + texts(6, 1) + texts(7, 1)
+
+
+def test_a_stop_string_ends_engine_and_text_at_the_same_place(server: RunningServer) -> None:
+    fields = {"model": "toy", "messages": PROMPT, "temperature": 0, "max_tokens": 40}
+    create = server.client.chat.completions.create
+    whole = create(**fields).choices[0].message.content
+    stop = whole[7:9]
+    answer = create(**fields, stop=[stop])
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[0].message.content == whole[: whole.index(stop)]
+    assert answer.choices[0].stop_reason == stop
+    assert answer.usage.completion_tokens < 40

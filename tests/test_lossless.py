@@ -1,0 +1,213 @@
+"""Speculation never changes the answer: equality with the request run alone, without drafts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdec import verification
+from specdec.drafting import Drafter
+from specdec.params import SamplingParams
+from specdec.request import Request, RequestOutput
+from specdec.sampling import Sampler
+from specdec.tree import DraftTree
+from tests.toy import ALPHABET, EOS, TruthDrafter, check_pool, run_all, toy_engine
+
+VOCAB = len(ALPHABET)
+tokens = st.integers(0, VOCAB - 1)
+
+params_strategy = st.builds(
+    SamplingParams,
+    max_tokens=st.integers(3, 40),
+    temperature=st.sampled_from([0.0, 0.7, 1.0]),
+    top_k=st.sampled_from([0, 0, 3, VOCAB + 5]),
+    top_p=st.sampled_from([1.0, 0.9, 0.4]),
+    min_p=st.sampled_from([0.0, 0.0, 0.05]),
+    presence_penalty=st.sampled_from([0.0, 0.0, 0.8]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, -0.5, 0.6]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.3]),
+    logit_bias=st.dictionaries(tokens, st.floats(-5, 5), max_size=2),
+    bad_words=st.lists(
+        st.lists(tokens, min_size=1, max_size=2).map(tuple), max_size=1
+    ).map(tuple),
+    allowed_token_ids=st.none() | st.just(frozenset(range(0, VOCAB, 2))),
+    min_tokens=st.integers(0, 3),
+    stop=st.sampled_from([(), (), ("ab",), ("b", "ca")]),
+    stop_token_ids=st.sampled_from([frozenset(), frozenset({4})]),
+    ignore_eos=st.booleans(),
+    seed=st.integers(0, 2**64 - 1),
+    logprobs=st.sampled_from([None, None, 2]),
+)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request, when it comes, and when it is aborted (in steps)."""
+
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    step: int
+    priority: int
+    abort_after: int | None
+
+    def request(self, index: int) -> Request:
+        return Request(f"r{index}", self.prompt_ids, self.params, priority=self.priority)
+
+
+shared_prefix = tuple(index * 7 % VOCAB for index in range(50))
+prompts = st.one_of(
+    st.lists(tokens, min_size=1, max_size=30).map(tuple),
+    st.integers(10, 50).map(lambda n: shared_prefix[:n]),  # prefix hits
+    st.lists(tokens, min_size=2, max_size=4).map(lambda p: tuple(p * 8)),  # n-gram matches
+)
+arrivals = st.lists(
+    st.builds(
+        Arrival,
+        prompt_ids=prompts,
+        params=params_strategy,
+        step=st.integers(0, 6),
+        priority=st.integers(0, 1),
+        abort_after=st.none() | st.none() | st.integers(0, 12),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@dataclass
+class Answer:
+    """What a request's outputs add up to."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[object] = field(default_factory=list)
+    endings: list[str] = field(default_factory=list)
+
+    def add(self, output: RequestOutput) -> None:
+        self.token_ids += [t.token_id for t in output.tokens]
+        self.logprobs += [(t.logprob, t.top_logprobs) for t in output.tokens]
+        if output.finish_reason is not None:
+            self.endings.append(output.finish_reason)
+
+
+def alone(arrival: Arrival, index: int) -> Answer:
+    """The oracle: no drafts, no neighbours, no chunks, no prefix cache."""
+    engine = toy_engine(prefix_cache=False)
+    answer = Answer()
+    for output in run_all(engine, [arrival.request(index)]):
+        answer.add(output)
+    return answer
+
+
+def drafter_for(name: str, truth: dict[str, list[int]], seed: int) -> Drafter | None:
+    if name == "truth":
+        return TruthDrafter(truth, seed, hit_rate=0.8)
+    if name == "random":
+        return TruthDrafter({}, seed, hit_rate=0.0)
+    return None
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    mix=arrivals,
+    drafter=st.sampled_from(["none", "ngram", "truth", "truth", "random"]),
+    node_budget=st.sampled_from([0, 1, 5, 20, 40]),
+    token_budget=st.sampled_from([4, 23, 256]),
+    num_blocks=st.sampled_from([10, 13, 80]),
+    max_running=st.sampled_from([1, 3, 8]),
+    prefix_cache=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_any_mix_gives_the_answer_of_the_request_alone(
+    mix: list[Arrival],
+    drafter: str,
+    node_budget: int,
+    token_budget: int,
+    num_blocks: int,
+    max_running: int,
+    prefix_cache: bool,
+    seed: int,
+) -> None:
+    expected = [alone(arrival, index) for index, arrival in enumerate(mix)]
+    truth = {f"r{index}": answer.token_ids for index, answer in enumerate(expected)}
+    engine = toy_engine(
+        drafter=drafter_for(drafter, truth, seed),
+        node_budget=node_budget,
+        token_budget=token_budget,
+        num_blocks=num_blocks,
+        max_running=max_running,
+        prefix_cache=prefix_cache,
+        **({"drafter_name": drafter} if drafter == "ngram" else {}),
+    )
+    got = {f"r{index}": Answer() for index in range(len(mix))}
+    step = 0
+    while engine.has_work or step <= max(a.step for a in mix):
+        for index, arrival in enumerate(mix):
+            if arrival.step == step:
+                engine.add(arrival.request(index))
+            if arrival.abort_after is not None and arrival.step + arrival.abort_after == step:
+                engine.abort(f"r{index}")
+        for output in engine.step():
+            got[output.request_id].add(output)
+        check_pool(engine)
+        step += 1
+        assert step < 2000, "no progress"
+    for answer, want in zip(got.values(), expected, strict=True):
+        assert len(answer.endings) == 1
+        if answer.endings == ["abort"]:
+            length = len(answer.token_ids)
+            assert answer.token_ids == want.token_ids[:length]
+            assert answer.logprobs == want.logprobs[:length]
+        else:
+            assert answer == want
+
+
+def biased(
+    tree: DraftTree, node: int, logits: Tensor, sampler: Sampler, output_ids: Sequence[int]
+) -> tuple[int | None, int]:
+    """A wrong rule: takes any child the target finds likely, whatever the target chose."""
+    survivors = sampler.survivors(logits, output_ids).dense(len(logits))
+    for child in tree.children[node]:
+        if survivors[tree.token_ids[child]] > 0.1:
+            return child, tree.token_ids[child]
+    token_id = sampler.choose(logits, output_ids)
+    return None, token_id
+
+
+def test_a_biased_verifier_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The property above, on its first examples, must fail with a wrong rule."""
+    monkeypatch.setitem(verification._RULES, "coupled", biased)
+    first_examples = settings(max_examples=60, deadline=None, phases=[Phase.generate], database=None)
+    with pytest.raises(AssertionError):
+        first_examples(test_any_mix_gives_the_answer_of_the_request_alone)()
+
+
+def test_branches_are_accepted_and_moved() -> None:
+    """The mix above means little unless drafts are accepted off the first path."""
+    arrival = Arrival((1, 2, 3), SamplingParams(max_tokens=40, ignore_eos=True), 0, 0, None)
+    truth = alone(arrival, 0).token_ids
+    engine = toy_engine(drafter=TruthDrafter({"r0": truth}, 3, hit_rate=0.8), node_budget=30)
+    moves: list[int] = []
+    move = engine.runner.kv_cache.move
+    engine.runner.kv_cache.move = lambda src, dst: (moves.append(len(src)), move(src, dst))[1]  # type: ignore[func-returns-value, method-assign]
+    request = dataclasses.replace(arrival).request(0)
+    run_all(engine, [request])
+    assert request.output_ids == truth
+    assert request.stats.tokens_per_step > 2
+    assert len(moves) > 3
+
+
+def test_end_token_is_reached() -> None:
+    """Guards the toy model: some requests must end by themselves."""
+    reasons = {
+        alone(Arrival((t,), SamplingParams(max_tokens=40, temperature=1.0, seed=t), 0, 0, None), t)
+        .endings[0]
+        for t in range(VOCAB)
+    }
+    assert reasons == {"stop", "length"}
+    assert EOS < VOCAB
