@@ -43,7 +43,7 @@ class EventStream(EventSourceResponse):
             events,
             sep="\n",
             ping=PING_S,
-            ping_message_factory=lambda: ServerSentEvent(comment="ping", sep="\n"),
+            ping_message_factory=lambda: ServerSentEvent(comment="ping", sep=self.sep),
             send_timeout=SEND_TIMEOUT_S,
             headers={"Cache-Control": "no-cache"},
         )

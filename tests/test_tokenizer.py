@@ -89,10 +89,10 @@ def test_eos_ids_come_from_all_three_files(tmp_path: Path) -> None:
     folder = write(
         tmp_path,
         generation_config={"eos_token_id": [7, 5]},
-        config={"eos_token_id": 5},
+        config={"eos_token_id": [5, 6]},
         tokenizer_config={"eos_token": {"content": "<|im_end|>"}},
     )
-    assert Tokenizer.load(folder).eos_token_ids == (7, 5, 2)
+    assert Tokenizer.load(folder).eos_token_ids == (7, 5, 6, 2)
     write(tmp_path, generation_config={}, config={"eos_token_id": None}, tokenizer_config={})
     assert Tokenizer.load(folder).eos_token_ids == ()
 
@@ -149,6 +149,11 @@ def test_continue_final_message_ends_inside_it(template: str, ending: str) -> No
 def test_continue_needs_text_to_continue(chat: list[dict[str, Any]]) -> None:
     with pytest.raises(InvalidRequest, match="no text to continue"):
         with_template(CHATML).render_chat(chat, continue_final_message=True)
+
+
+def test_continue_asks_for_no_generation_prompt() -> None:
+    tokenizer = with_template("{{ add_generation_prompt }} {{ messages[-1].content }}")
+    assert tokenizer.render_chat(CHAT, continue_final_message=True) == "False I am "
 
 
 def test_continue_with_a_template_that_drops_the_message() -> None:

@@ -135,3 +135,8 @@ def test_models_and_version(server: RunningServer) -> None:
 def test_the_number_of_answers_is_bounded(server: RunningServer) -> None:
     body = {"model": "toy", "prompt": ["a"] * 65, "n": 2}
     assert error_of(server.post("/v1/completions", body), 400)["param"] == "n"
+
+
+def test_a_long_reason_is_cut(server: RunningServer) -> None:
+    body = {"model": "toy", "messages": say("a", refuse="x" * 1500)}
+    assert error_of(server.post(CHAT, body), 400)["message"].startswith("xxx")
