@@ -24,7 +24,9 @@ class NgramIndex:
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
-        self._places: dict[tuple[int, ...], tuple[int, ...]] = {}  # n-gram -> next index, recent first
+        self._places: dict[
+            tuple[int, ...], tuple[int, ...]
+        ] = {}  # n-gram -> next index, recent first
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Append tokens; n-grams are entered once a token follows them."""

@@ -24,8 +24,7 @@ _SERIAL_NUMEL = 32767  # above this torch splits an elementwise op between threa
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x * weight / sqrt(mean(x^2) + eps), in fp32 (Zhang & Sennrich 2019). x: [..., dim]."""
-    x = x.float()
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+    return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -102,16 +101,16 @@ def _attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: AttentionGroup) 
         scores.append(_tail_product(per_row.unsqueeze(1), k_tail.transpose(3, 4)))
 
     weights = scores[0] if len(scores) == 1 else torch.cat(scores)
-    masked = weights[-len(group.bias) :, :, : num_packed].unflatten(2, (n, -1))
+    masked = weights[-len(group.bias) :, :, :num_packed].unflatten(2, (n, -1))
     masked += group.bias.unsqueeze(3)
     weights = weights.sub_(weights.amax((0, 3), keepdim=True)).exp_()
 
     if group.num_blocks:
         values.append(_shared_product(weights[: group.num_blocks], v))
     if group.tail_slots is not None:
-        tail = weights[group.num_blocks :, :, : num_packed].unflatten(2, (n, -1))
+        tail = weights[group.num_blocks :, :, :num_packed].unflatten(2, (n, -1))
         values.append(_tail_product(tail.permute(2, 0, 1, 3, 4), v_tail))
-    mixed = _weighted_mean(values, weights.sum(-1))[:, : num_packed]
+    mixed = _weighted_mean(values, weights.sum(-1))[:, :num_packed]
     return mixed.reshape(num_kv_heads, n, -1, dim).transpose(0, 1).reshape(n, num_heads, dim)
 
 
@@ -155,24 +154,35 @@ def _tail_product(rows: Tensor, columns: Tensor) -> Tensor:
 def _weighted_mean(values: list[Tensor], totals: Tensor) -> Tensor:
     """Sum over tiles of values, parts [tiles, kv, rows, dim], over that of totals [tiles, kv, rows].
 
-    Tiles are added pairwise within groups of TILES_PER_SUM, then group by group, all elementwise:
-    neither the number of rows nor zero tiles at the end change a bit. (`torch.sum` picks its order
-    by the shape.)
+    (`torch.sum` would pick its order by the shape.)
     """
-    num_tiles, num_kv_heads, num_rows = totals.shape
-    dim = values[0].shape[3]
-    size = -(-num_tiles // TILES_PER_SUM) * TILES_PER_SUM
-    both = totals.new_zeros(size, num_kv_heads, num_rows, dim + 1)
-    first = 0
-    for part in values:
-        both[first : first + len(part), ..., :dim] = part
-        first += len(part)
-    both[:num_tiles, ..., dim] = totals
-    both = both.unflatten(0, (-1, TILES_PER_SUM))
-    while both.shape[1] > 1:
-        half = both.shape[1] // 2
-        both = both[:, :half] + both[:, half:]
-    total = both[0, 0]
-    for more in both[1:, 0]:
+    tiles = values[0] if len(values) == 1 else torch.cat(values)
+    return _ordered_sum(tiles) / _ordered_sum(totals.unsqueeze(3))
+
+
+def _ordered_sum(tiles: Tensor) -> Tensor:
+    """Sum over tiles [num_tiles, ...], elementwise and in an order set by the tiles' positions.
+
+    Groups of TILES_PER_SUM are folded in halves (tile i takes tile i + 8, then i + 4, ...), then
+    added one by one. A tile that is not there counts as zero and is skipped, so neither more rows
+    nor empty tiles change a bit. Overwrites its argument.
+    """
+    num_full = len(tiles) // TILES_PER_SUM * TILES_PER_SUM
+    sums = _fold(tiles[:num_full].unflatten(0, (-1, TILES_PER_SUM))) if num_full else []
+    if num_full < len(tiles):
+        sums = [*sums, _fold(tiles[None, num_full:])[0]]
+    total = sums[0]
+    for more in sums[1:]:
         total = total + more
-    return total[..., :dim] / total[..., dim:]
+    return total
+
+
+def _fold(groups: Tensor) -> Tensor:
+    """Sum of [num_groups, at most TILES_PER_SUM tiles, ...] over its tiles, in place."""
+    size, half = groups.shape[1], TILES_PER_SUM // 2
+    while half:
+        if size > half:
+            groups[:, : size - half] += groups[:, half:size]
+            size = half
+        half //= 2
+    return groups[:, 0]

@@ -169,8 +169,12 @@ def _parse_messages(text: str) -> list[dict[str, Any]]:
         chat = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"--messages is not valid JSON: {error}") from None
-    is_chat = isinstance(chat, list) and chat and all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) and "content" in m for m in chat
+    is_chat = (
+        isinstance(chat, list)
+        and chat
+        and all(
+            isinstance(m, dict) and isinstance(m.get("role"), str) and "content" in m for m in chat
+        )
     )
     if not is_chat:
         raise UsageError('--messages must be a list like [{"role": "user", "content": "Hi"}]')
@@ -203,7 +207,9 @@ def serve(
     max_model_len: Context = None,
     kv_memory_mib: KvMemory = _DEFAULTS.kv_memory_mib,
     token_budget: TokenBudget = _DEFAULTS.token_budget,
-    max_running: Annotated[int, typer.Option(help="Most requests at once.")] = _DEFAULTS.max_running,
+    max_running: Annotated[
+        int, typer.Option(help="Most requests at once.")
+    ] = _DEFAULTS.max_running,
 ) -> None:
     """Serve the OpenAI-compatible API."""
     config = EngineConfig(

@@ -21,7 +21,10 @@ def collect() -> dict[str, Any]:
     """Devices, dtypes, processor features, drafters, paths and versions, ready for JSON."""
     cpu = torch.device("cpu")
     return {
-        "devices": ["cpu", *(f"cuda:{i} {_cuda_name(i)}" for i in range(torch.cuda.device_count()))],
+        "devices": [
+            "cpu",
+            *(f"cuda:{i} {_cuda_name(i)}" for i in range(torch.cuda.device_count())),
+        ],
         "default_dtype": str(resolve_dtype("auto", cpu)).removeprefix("torch."),
         "cpu": {
             "machine": platform.machine(),

@@ -21,7 +21,9 @@ class SpeculationStats:
     accepted_by_source: Counter[str] = field(default_factory=Counter)
     drafted_by_source: Counter[str] = field(default_factory=Counter)
 
-    def observe_step(self, draft_sources: tuple[str, ...], accepted_sources: tuple[str, ...]) -> None:
+    def observe_step(
+        self, draft_sources: tuple[str, ...], accepted_sources: tuple[str, ...]
+    ) -> None:
         """Count one decode step by the sources of its draft nodes and of the accepted ones."""
         self.num_steps += 1
         self.num_draft_tokens += len(draft_sources)

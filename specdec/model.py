@@ -73,4 +73,3 @@ class TargetModel:
         if missing > 0:
             x = torch.nn.functional.pad(x, (0, 0, 0, missing))
         return self.weights.head(self._norm(x, self.weights.final_norm))[:num_logits]
-

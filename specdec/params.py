@@ -94,4 +94,6 @@ class SamplingParams:
         if not is_ok or (high is not None and value > high):
             floor = "above" if open_low else "at least"
             ceiling = "" if high is None else f" and at most {high:g}"
-            raise InvalidRequest(f"{name} must be {floor} {low:g}{ceiling}, not {value}", param=name)
+            raise InvalidRequest(
+                f"{name} must be {floor} {low:g}{ceiling}, not {value}", param=name
+            )

@@ -13,7 +13,8 @@ import torch
 from specdec.kernels.attention_group import ROW_TILE
 from specdec.weights import PackedLinear
 
-_CANDIDATES = (1, 2, 4, 8, 16, ROW_TILE)
+# oneDNN is slower with fewer than four rows (docs/lab-log.md), so they are not worth trying.
+_CANDIDATES = (4, 8, 16, ROW_TILE)
 # In bf16 another summation order shows in about one output of 5000: look at many.
 _NUM_OUTPUTS = 2**17
 

@@ -161,7 +161,9 @@ class Sampler:
         return mass - last > params.top_p
 
 
-def raw_log_probs(logits: Tensor, token_id: int, num_top: int) -> tuple[float, list[tuple[int, float]]]:
+def raw_log_probs(
+    logits: Tensor, token_id: int, num_top: int
+) -> tuple[float, list[tuple[int, float]]]:
     """The token's log-probability and the likeliest `num_top`, before any sampling parameter."""
     log_probs = logits.float().log_softmax(0)
     top = log_probs.topk(min(num_top, len(log_probs)))

@@ -107,9 +107,7 @@ class ModelWeights:
                 k_norm=norm(f"{attn}.k_norm") if config.has_qk_norm else None,
                 output=linear(f"{attn}.o_proj", has_bias=config.has_output_bias),
                 mlp_norm=norm(f"{root}.post_attention_layernorm"),
-                gate_up=linear(
-                    f"{mlp}.gate_proj", f"{mlp}.up_proj", has_bias=config.has_mlp_bias
-                ),
+                gate_up=linear(f"{mlp}.gate_proj", f"{mlp}.up_proj", has_bias=config.has_mlp_bias),
                 down=linear(f"{mlp}.down_proj", has_bias=config.has_mlp_bias),
             )
 

@@ -33,9 +33,7 @@ params_strategy = st.builds(
     frequency_penalty=st.sampled_from([0.0, 0.0, -0.5, 0.6]),
     repetition_penalty=st.sampled_from([1.0, 1.0, 1.3]),
     logit_bias=st.dictionaries(tokens, st.floats(-5, 5), max_size=2),
-    bad_words=st.lists(
-        st.lists(tokens, min_size=1, max_size=2).map(tuple), max_size=1
-    ).map(tuple),
+    bad_words=st.lists(st.lists(tokens, min_size=1, max_size=2).map(tuple), max_size=1).map(tuple),
     allowed_token_ids=st.none() | st.just(frozenset(range(0, VOCAB, 2))),
     min_tokens=st.integers(0, 3),
     stop=st.sampled_from([(), (), ("ab",), ("b", "ca")]),
@@ -210,8 +208,9 @@ def test_branches_are_accepted_and_moved() -> None:
 def test_end_token_is_reached() -> None:
     """Guards the toy model: some requests must end by themselves."""
     reasons = {
-        alone(Arrival((t,), SamplingParams(max_tokens=40, temperature=1.0, seed=t), 0, 0, None), t)
-        .endings[0]
+        alone(
+            Arrival((t,), SamplingParams(max_tokens=40, temperature=1.0, seed=t), 0, 0, None), t
+        ).endings[0]
         for t in range(VOCAB)
     }
     assert reasons == {"stop", "length"}
