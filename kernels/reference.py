@@ -46,13 +46,12 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def write_kv(k_cache: Tensor, v_cache: Tensor, slots: Tensor, k: Tensor, v: Tensor) -> None:
+def write_kv(k_cache: Tensor, v_cache: Tensor, rows: Tensor, k: Tensor, v: Tensor) -> None:
     """Write keys and values of new tokens to their slots.
 
-    caches: [num_blocks, num_kv_heads, block_size, head_dim]; slots: int64 [num_rows];
-    k, v: [num_rows, num_kv_heads, head_dim].
+    caches: [num_blocks, num_kv_heads, block_size, head_dim]; k, v: [num_tokens, num_kv_heads,
+    head_dim]; rows: their places in the flattened cache, `slot_rows(slots, ...).flatten()`.
     """
-    rows = slot_rows(slots, k_cache.shape[1], k_cache.shape[2]).flatten()
     for cache, new in ((k_cache, k), (v_cache, v)):
         cache.view(-1, cache.shape[3]).index_copy_(0, rows, new.reshape(-1, cache.shape[3]))
 
@@ -168,9 +167,11 @@ def _ordered_sum(tiles: Tensor) -> Tensor:
     nor empty tiles change a bit. Overwrites its argument.
     """
     num_full = len(tiles) // TILES_PER_SUM * TILES_PER_SUM
-    sums = _fold(tiles[:num_full].unflatten(0, (-1, TILES_PER_SUM))) if num_full else []
+    sums: list[Tensor] = []
+    if num_full:
+        sums += _fold(tiles[:num_full].unflatten(0, (-1, TILES_PER_SUM))).unbind()
     if num_full < len(tiles):
-        sums = [*sums, _fold(tiles[None, num_full:])[0]]
+        sums += _fold(tiles[None, num_full:]).unbind()
     total = sums[0]
     for more in sums[1:]:
         total = total + more

@@ -11,7 +11,7 @@ from specdec.kernels.attention_group import AttentionGroup
 
 @dataclass(frozen=True)
 class Batch:
-    """Query tokens of all requests in one ragged batch, padded at the end to the model's `min_rows`.
+    """Query tokens of all requests, one ragged batch, padded at the end to the model's `min_rows`.
 
     `groups` are by sliding window, None = full attention.
     `logit_rows` are the rows whose logits are wanted: every node of every draft tree, in the order

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -12,16 +13,17 @@ import typer
 
 from specdec.config import DEFAULT_MODEL, EngineConfig
 from specdec.errors import SpecdecError, UsageError
+from specdec.threads import sleep_while_waiting
 
 app = typer.Typer(
     name="specdec",
     help="Low-latency LLM server with speculative decoding that never changes the answer.",
-    no_args_is_help=True,
+    invoke_without_command=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-bench_app = typer.Typer(help="Measure on this machine.", no_args_is_help=True)
+bench_app = typer.Typer(help="Measure on this machine.", invoke_without_command=True)
 app.add_typer(bench_app, name="bench")
 
 Model = Annotated[str, typer.Option(help="Folder of safetensors, hub id, or the built-in name.")]
@@ -40,8 +42,11 @@ _DEFAULTS = EngineConfig()
 
 def main() -> None:
     """Run the command line; every error a user can meet is one line and an exit code."""
+    sleep_while_waiting()
     try:
-        app(standalone_mode=False)
+        exit_code = app(prog_name="specdec", standalone_mode=False)
+        sys.stdout.flush()  # here, where a closed pipe is still an error to catch
+        sys.exit(exit_code)
     except SpecdecError as error:
         _fail(str(error), error.exit_code)
     except typer.Exit as stop:
@@ -60,6 +65,33 @@ def main() -> None:
 def _fail(message: str, exit_code: int) -> NoReturn:
     print(f"specdec: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(exit_code)
+
+
+@bench_app.callback()
+def _need_command(context: typer.Context) -> None:
+    """Answer a missing command with the help, over as many lines as it has."""
+    if context.invoked_subcommand is None:
+        print(context.get_help(), file=sys.stderr)
+        raise typer.Exit(2)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"specdec {version('specdec-server')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    context: typer.Context,
+    is_version_asked: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", is_eager=True, callback=_print_version
+        ),
+    ] = False,
+) -> None:
+    _need_command(context)
 
 
 @app.command()
@@ -232,12 +264,14 @@ def serve(
 
 @app.command()
 def pull(
-    name: Annotated[str, typer.Argument(help="Built-in name or hub id.")] = DEFAULT_MODEL,
+    name: Annotated[
+        str, typer.Argument(help="Built-in name, hub id or local folder.")
+    ] = DEFAULT_MODEL,
 ) -> None:
-    """Fetch a model into the cache and check it; the last line is its folder."""
+    """Fetch a model and check it; the last line is its folder."""
     from specdec import checkpoints
 
-    folder = checkpoints.pull(name)
+    folder = checkpoints.resolve(name)
     checkpoints.verify(folder)
     print(folder)
 
@@ -268,7 +302,7 @@ def latency(
 
     report = measure(
         model=model,
-        dtype=dtype,
+        dtype=dtype,  # type: ignore[arg-type]  # validated by EngineConfig
         node_budget=node_budget,
         peers=tuple(vs or ()),
         max_tokens=max_tokens,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from specdec.checkpoints import cache_folder
+from specdec.builtin_model import cache_folder
 from specdec.config import DEFAULT_MODEL
 from specdec.drafting import available_drafters
 from specdec.loading import resolve_dtype

@@ -9,7 +9,7 @@ from specdec.batch import Batch
 from specdec.kernels import reference as ops
 from specdec.kv_cache import KVCache
 from specdec.model_config import ModelConfig
-from specdec.row_invariance import min_rows
+from specdec.row_invariance import min_rows, padding
 from specdec.weights import LayerWeights, ModelWeights
 
 
@@ -36,13 +36,14 @@ class TargetModel:
         cos = self._cos[batch.positions].unsqueeze(1)  # [num_rows, 1, head_dim]
         sin = self._sin[batch.positions].unsqueeze(1)
         num_written = len(batch.slots)  # padding rows write nothing
+        places = ops.slot_rows(batch.slots, self.config.num_kv_heads, kv_cache.block_size).flatten()
         x = self.weights.embedding[batch.token_ids].float()  # [num_rows, hidden]
         for index, layer in enumerate(self.weights.layers):
             groups = batch.groups[self.config.windows[index]]
             qkv = layer.qkv(self._norm(x, layer.input_norm))
             q, k, v = self._heads(qkv, layer, cos, sin)
             k_cache, v_cache = kv_cache.layer(index)
-            ops.write_kv(k_cache, v_cache, batch.slots, k[:num_written], v[:num_written])
+            ops.write_kv(k_cache, v_cache, places, k[:num_written], v[:num_written])
             mixed = ops.tree_attention(q, k_cache, v_cache, groups, self._scale)
             x = x + layer.output(mixed.flatten(1).to(self.weights.dtype))
             gate_up = layer.gate_up(self._norm(x, layer.mlp_norm))
@@ -69,7 +70,6 @@ class TargetModel:
 
     def _logits(self, x: Tensor) -> Tensor:
         num_logits = x.shape[0]
-        missing = self.min_rows - num_logits
-        if missing > 0:
+        if missing := padding(num_logits, self.min_rows):
             x = torch.nn.functional.pad(x, (0, 0, 0, missing))
         return self.weights.head(self._norm(x, self.weights.final_norm))[:num_logits]

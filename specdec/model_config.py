@@ -10,6 +10,23 @@ from specdec.errors import CheckpointError, UnsupportedModel
 from specdec.rope import RopeConfig
 
 SUPPORTED = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+# What transformers takes for a field that a config.json leaves out.
+_QWEN = {
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {},
+    "MistralForCausalLM": {
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+    },
+    "Qwen2ForCausalLM": _QWEN,
+    "Qwen3ForCausalLM": {**_QWEN, "head_dim": 128},
+}
 
 
 @dataclass(frozen=True)
@@ -52,9 +69,11 @@ class ModelConfig:
         if config.get("quantization_config"):
             raise UnsupportedModel("quantised checkpoints are not supported; use bf16 or fp32")
         try:
-            return cls._read(architecture, config)
+            return cls._read(architecture, {**_DEFAULTS[architecture], **config})
         except KeyError as error:
             raise CheckpointError(f"config.json lacks {error.args[0]!r}") from None
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"config.json holds a value of a wrong kind: {error}") from None
 
     @classmethod
     def _read(cls, architecture: str, config: Mapping[str, Any]) -> ModelConfig:
@@ -97,6 +116,6 @@ def _windows(
         return (None,) * num_layers
     kinds = config.get("layer_types")
     if kinds is None:
-        first = int(config.get("max_window_layers", num_layers))
+        first = int(config["max_window_layers"])
         return tuple(int(window) if layer >= first else None for layer in range(num_layers))
     return tuple(int(window) if kind == "sliding_attention" else None for kind in kinds)

@@ -14,6 +14,7 @@ from specdec.kv_cache import KVCache
 from specdec.model import TargetModel
 from specdec.plan import StepPlan
 from specdec.request import Request
+from specdec.row_invariance import padding
 from specdec.tree import DraftTree
 
 
@@ -36,7 +37,7 @@ class ModelRunner:
             first = rows.add_tree(step.request, tree)
             logit_rows.extend(range(first, first + tree.num_nodes))
             first_logit.append(len(logit_rows))
-        rows.pad_to(self.model.min_rows)
+        rows.pad(padding(len(rows.token_ids), self.model.min_rows))
         return Batch(
             token_ids=torch.tensor(rows.token_ids),
             positions=torch.tensor(rows.positions),
@@ -150,11 +151,10 @@ class _Rows:
                 )
             )
 
-    def pad_to(self, num_rows: int) -> None:
+    def pad(self, num_rows: int) -> None:
         """Add rows that belong to no group and have no slot."""
-        missing = num_rows - len(self.token_ids)
-        self.token_ids.extend([0] * missing)
-        self.positions.extend([0] * missing)
+        self.token_ids.extend([0] * num_rows)
+        self.positions.extend([0] * num_rows)
 
 
 def _slot(table: Sequence[int], position: int, block_size: int) -> int:

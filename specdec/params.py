@@ -10,6 +10,8 @@ from specdec.errors import InvalidRequest
 
 MAX_LOGPROBS = 20
 SEED_RANGE = 2**64
+MAX_LOGIT_BIAS = 1e30  # far from fp32's largest value, so that no logit becomes infinite
+MIN_TEMPERATURE = 1e-5  # below it fp32 logits divided by it may overflow; it is greedy in effect
 
 
 @dataclass(frozen=True)
@@ -63,13 +65,13 @@ class SamplingParams:
             raise InvalidRequest("stop strings must not be empty", param="stop")
         if any(not word for word in self.bad_words):
             raise InvalidRequest("bad_words must not hold an empty entry", param="bad_words")
-        if any(not math.isfinite(bias) for bias in self.logit_bias.values()):
-            raise InvalidRequest("logit_bias values must be finite", param="logit_bias")
+        if any(not abs(bias) <= MAX_LOGIT_BIAS for bias in self.logit_bias.values()):
+            raise InvalidRequest("logit_bias values must be finite numbers", param="logit_bias")
 
     @property
     def is_greedy(self) -> bool:
         """Whether the sampler takes the likeliest token, without noise."""
-        return self.temperature == 0.0
+        return self.temperature < MIN_TEMPERATURE
 
     def check_vocab(self, vocab_size: int) -> None:
         """Raise InvalidRequest if a token id lies outside the model's vocabulary."""
@@ -90,7 +92,8 @@ class SamplingParams:
         self, name: str, low: float, high: float | None, *, open_low: bool = False
     ) -> None:
         value = getattr(self, name)
-        is_ok = math.isfinite(value) and (value > low if open_low else value >= low)
+        # Comparisons are false for NaN and, unlike math.isfinite, take integers of any size.
+        is_ok = value < math.inf and (value > low if open_low else value >= low)
         if not is_ok or (high is not None and value > high):
             floor = "above" if open_low else "at least"
             ceiling = "" if high is None else f" and at most {high:g}"

@@ -27,7 +27,8 @@ class RopeConfig:
     def from_checkpoint(cls, config: Mapping[str, Any], head_dim: int) -> RopeConfig:
         """Read `rope_theta` with `rope_scaling`, or the newer `rope_parameters`.
 
-        Raises UnsupportedModel for a scaling rule that is not implemented.
+        Raises UnsupportedModel for a scaling rule that is not implemented, KeyError for a rule
+        without its parameters.
         """
         scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
         rule = scaling.get("rope_type", scaling.get("type", "default"))
@@ -37,7 +38,9 @@ class RopeConfig:
             )
         theta = scaling.get("rope_theta", config.get("rope_theta", 10000.0))
         max_position = int(config.get("max_position_embeddings", 2048))
-        return cls(float(theta), rule, scaling, head_dim, max_position)
+        rope = cls(float(theta), rule, scaling, head_dim, max_position)
+        rope.tables(1)  # a parameter that is missing shows here, before the weights are read
+        return rope
 
     def tables(self, length: int) -> tuple[Tensor, Tensor]:
         """cos and sin of positions [0, length), fp32 [length, head_dim].
@@ -68,7 +71,7 @@ def _llama3(rope: RopeConfig) -> tuple[Tensor, float]:
     """Llama 3.1: long wavelengths are divided by the factor, short ones kept, smooth between."""
     factor = float(rope.scaling["factor"])
     low, high = float(rope.scaling["low_freq_factor"]), float(rope.scaling["high_freq_factor"])
-    trained = float(rope.scaling["original_max_position_embeddings"])
+    trained = float(rope.scaling.get("original_max_position_embeddings") or rope.max_position)
     inv_freq = _base(rope)
     turns = trained * inv_freq / (2 * math.pi)
     blend = ((turns - low) / (high - low)).clamp(0.0, 1.0)
@@ -76,7 +79,7 @@ def _llama3(rope: RopeConfig) -> tuple[Tensor, float]:
 
 
 def _yarn(rope: RopeConfig) -> tuple[Tensor, float]:
-    """YaRN (Peng et al. 2023): ramp between interpolation and extrapolation, with attention scale."""
+    """YaRN (Peng et al. 2023): a ramp from interpolation to extrapolation, and attention scale."""
     s = rope.scaling
     trained = float(s.get("original_max_position_embeddings") or rope.max_position)
     factor = float(s.get("factor") or rope.max_position / trained)

@@ -27,6 +27,15 @@ def min_rows(products: Iterable[PackedLinear], dtype: torch.dtype) -> int:
     return max(_min_rows(product, dtype) for product in products)
 
 
+def padding(num_rows: int, min_rows: int) -> int:
+    """Rows to add so that no product sees fewer than `min_rows`, the rest after full tiles too.
+
+    Example: 33 rows are a tile of 32 and a rest of one, which for `min_rows` 4 lacks three.
+    """
+    rest = num_rows % ROW_TILE
+    return 0 if num_rows and not rest else max(min_rows - rest, 0)
+
+
 def _min_rows(product: PackedLinear, dtype: torch.dtype) -> int:
     generator = torch.Generator().manual_seed(0)
     count = min(max(_NUM_OUTPUTS // product.out_features, ROW_TILE), 8 * ROW_TILE)

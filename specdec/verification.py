@@ -118,7 +118,9 @@ def _rejection(
             point = p_draft
         if coin(sampler.seed, position, index) * point[token_id] < p_target[token_id]:
             return child, token_id
-        p_target = _normalised((p_target - point).clamp_min(0.0))
+        residual = (p_target - point).clamp_min(0.0)
+        if residual.sum() > 0:  # empty only where p and q differ by rounding
+            p_target = _normalised(residual)
         if p_draft is not None:
             p_draft = p_draft.clone()
             p_draft[token_id] = 0.0

@@ -141,7 +141,7 @@ def check_mix(
         num_blocks=num_blocks,
         max_running=max_running,
         prefix_cache=prefix_cache,
-        **({"drafter_name": drafter} if drafter == "ngram" else {}),
+        drafter_name="ngram" if drafter == "ngram" else "none",
     )
     got = {f"r{index}": Answer() for index in range(len(mix))}
     step = 0

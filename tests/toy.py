@@ -64,7 +64,9 @@ class RandomTensors:
             "down_proj": (hidden, inner),
         }
         shape = shapes[name.split(".")[-2]]
-        return self._gain * torch.randn(shape, generator=self._generator) / shape[1] ** 0.5
+        noise = torch.randn(shape, generator=self._generator)
+        weight: Tensor = self._gain * noise / shape[1] ** 0.5
+        return weight
 
 
 @cache
@@ -136,10 +138,17 @@ class TruthDrafter:
 
     name = "truth"
 
-    def __init__(self, truth: Mapping[str, Sequence[int]], seed: int, hit_rate: float) -> None:
+    def __init__(
+        self,
+        truth: Mapping[str, Sequence[int]],
+        seed: int,
+        hit_rate: float,
+        vocab_size: int = len(ALPHABET),
+    ) -> None:
         self._truth = truth
         self._random = random.Random(seed)
         self._hit_rate = hit_rate
+        self._vocab_size = vocab_size
 
     def admit(self, request: Request) -> None: ...
 
@@ -155,7 +164,7 @@ class TruthDrafter:
             parent = rng.randrange(len(depths))
             index = num_output + depths[parent]
             is_hit = on_truth[parent] and index < len(truth) and rng.random() < self._hit_rate
-            token_id = truth[index] if is_hit else rng.randrange(len(ALPHABET))
+            token_id = truth[index] if is_hit else rng.randrange(self._vocab_size)
             node = builder.add(parent, token_id, rng.random(), self.name)
             if node == len(depths):
                 depths.append(depths[parent] + 1)

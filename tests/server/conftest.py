@@ -125,7 +125,10 @@ class RunningServer:
         return [note for note in map(json.loads, lines) if note["what"] == what]
 
     @cached_property
-    def client(self) -> openai.OpenAI:
+    def client(self) -> Any:
+        """The official client. Untyped: its types know neither our own fields of requests and
+        answers (`stop_reason`, `metrics`) nor which optional parts our answers always have.
+        """
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=20)
 
     def connect(self) -> http.client.HTTPConnection:

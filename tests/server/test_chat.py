@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.server.conftest import RunningServer
 
 
@@ -18,10 +20,11 @@ def say(text: str, **directives: object) -> list[dict[str, str]]:
 
 def stream(
     server: RunningServer, text: str, *, directives: dict[str, Any] | None = None, **fields: Any
-):
-    return server.client.chat.completions.create(
+) -> Iterator[Any]:
+    chunks: Iterator[Any] = server.client.chat.completions.create(
         model="toy", messages=say(text, **(directives or {})), stream=True, **fields
     )
+    return chunks
 
 
 def deltas(chunks: list[Any], index: int = 0) -> list[str]:

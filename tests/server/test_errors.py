@@ -23,7 +23,7 @@ def error_of(answer: Any, status: int) -> dict[str, Any]:
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["x-request-id"]
     assert len(answer.text) < 1024
-    error = answer.json["error"]
+    error: dict[str, Any] = answer.json["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["code"] is None or isinstance(error["code"], str)
     return error

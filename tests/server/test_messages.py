@@ -22,7 +22,9 @@ from specdec.server.messages import (
     Shutdown,
     Start,
     Submit,
+    ToEngine,
     Tokens,
+    ToServer,
     decode_to_engine,
     decode_to_server,
     encode_frame,
@@ -41,14 +43,14 @@ PARAMS = SamplingParams(
     seed=2**64 - 1,
     logprobs=2,
 )
-TO_ENGINE = [
+TO_ENGINE: list[ToEngine] = [
     Start(EngineConfig(model="m", drafter="none", threads=2)),
     Submit("r", (1, 2, 3), PARAMS, priority=-1, cache_salt="s", node_budget=4),
     Abort("r"),
     Shutdown(),
 ]
 RECORD = TokenRecord(5, "ngram", 1, 0, logprob=-0.5, top_logprobs=((5, -0.5), (6, -1.0)))
-TO_SERVER = [
+TO_SERVER: list[ToServer] = [
     Ready("m", "/folder", "ngram", 100, 50, (1,)),
     Tokens([Output("r", [RECORD], "stop", stats={"a": [1, 2]}, num_prefix_hit=16), Output("s")]),
     Failed("CheckpointError", "why"),
@@ -58,8 +60,8 @@ TO_SERVER = [
 def test_every_message_survives_the_way() -> None:
     for message in TO_ENGINE:
         assert decode_to_engine(encode_frame(message)[HEADER_LEN:]) == message
-    for message in TO_SERVER:
-        assert decode_to_server(encode_frame(message)[HEADER_LEN:]) == message
+    for answer in TO_SERVER:
+        assert decode_to_server(encode_frame(answer)[HEADER_LEN:]) == answer
 
 
 def test_a_header_that_cannot_be_ours_is_refused() -> None:

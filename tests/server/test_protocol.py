@@ -62,7 +62,7 @@ def test_null_means_not_given_for_every_optional_field() -> None:
 
 
 def test_every_sampling_field_arrives() -> None:
-    shared = {
+    shared: dict[str, Any] = {
         "temperature": 0.5,
         "top_p": 0.9,
         "top_k": 40,

@@ -1,0 +1,28 @@
+"""Prompts written for this project, one per kind of work."""
+
+from __future__ import annotations
+
+_CODE = """def load_config(path):
+    with open(path) as handle:
+        lines = handle.readlines()
+    config = {}
+    for line in lines:
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        key, value = line.split("=", 1)
+        config[key.strip()] = value.strip()
+    return config
+
+
+def save_config(path, config):
+    with open(path, "w") as handle:
+        for key, value in sorted(config.items()):
+            handle.write(key + "=" + value + "\\n")
+"""
+
+PROMPTS = {
+    "chat": "Why does the sea look blue on some days and grey on others?",
+    "code edit": "Rename the function load_config to read_config and return the complete code, "
+    f"otherwise unchanged:\n```python\n{_CODE}```",
+}

@@ -1,0 +1,258 @@
+"""The command line as a user meets it: processes, their output and their exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.conftest import make_folder
+from tests.server.test_real_engine import add_weights
+
+PROMPT = "abcabcabcabcabc"
+COMMAND = (sys.executable, "-P", "-m", "specdec.cli")
+QUICK = ("--threads", "1", "--kv-memory-mib", "8", "--max-tokens", "40")
+ESCAPE = re.compile(r"\x1b\[[\d;]*m")
+
+
+@dataclass(frozen=True)
+class Shell:
+    """Runs the command line in an empty folder, with an empty cache and a toy checkpoint."""
+
+    model: Path
+    home: Path
+
+    def environment(self, **more: str) -> dict[str, str]:
+        folders = {"SPECDEC_CACHE": str(self.home), "TMPDIR": str(self.home)}
+        return {**os.environ, **folders, "OMP_NUM_THREADS": "1", **more}
+
+    def run(
+        self, *arguments: str, stdin: str = "", **more: str
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*COMMAND, *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd=self.home,
+            env=self.environment(**more),
+        )
+
+    def generate(self, *arguments: str, stdin: str = "") -> dict[str, Any]:
+        """What `generate --json` prints."""
+        done = self.run(
+            *("generate", "--json", "--model", str(self.model), *QUICK, *arguments), stdin=stdin
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    def on_terminal(self, *arguments: str, **more: str) -> str:
+        """What the command writes to a terminal of its own."""
+        ours, theirs = pty.openpty()
+        with subprocess.Popen(
+            [*COMMAND, *arguments], stdout=theirs, cwd=self.home, env=self.environment(**more)
+        ):
+            os.close(theirs)
+            parts: list[bytes] = []
+            while True:
+                try:
+                    parts.append(os.read(ours, 4096))
+                except OSError:  # how Linux reports the end of a terminal
+                    break
+        os.close(ours)
+        return b"".join(parts).decode(errors="replace").replace("\r\n", "\n")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A toy checkpoint on disk that writes random bytes."""
+    folder = make_folder(tmp_path_factory.mktemp("cli") / "model")
+    add_weights(folder)
+    return folder
+
+
+@pytest.fixture
+def shell(model: Path, tmp_path: Path) -> Shell:
+    (tmp_path / "home").mkdir()
+    return Shell(model, tmp_path / "home")
+
+
+# --- what is wrong is one line, and nothing is left behind ---
+
+
+def check_refusal(shell: Shell, arguments: str, words: str, exit_code: int, **more: str) -> None:
+    done = shell.run(*arguments.split(), **more)
+    assert done.returncode == exit_code, done
+    assert re.fullmatch(rf"specdec: .*{words}.*\n", done.stderr), done.stderr
+    assert done.stdout == ""
+    assert list(shell.home.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("generate --nope x", "No such option: --nope"),
+        ("nope", "No such command 'nope'"),
+        ("generate --file missing.txt", r"cannot read missing\.txt: No such file"),
+        ("generate --file /", "cannot read /: Is a directory"),
+        ("generate --node-budget -1 x", "node budget must be between 0 and 255, not -1"),
+        ("generate --temperature nan x", "temperature must be at least 0 .*not nan"),
+        ("generate --temperature inf x", "temperature must be at least 0 .*not inf"),
+        ("generate --top-p 0 x", "top_p must be above 0"),
+        ("generate --max-tokens many x", "Invalid value for '--max-tokens'"),
+        ("generate x --file y", "give one of: a prompt, --file FILE, --messages FILE"),
+        ("generate", "give one of: a prompt"),
+        ("generate x --raw --system y", "--system needs the chat template"),
+        ("serve --port 70000", "--port"),
+        ("serve --port -1", "--port"),
+    ],
+)
+def test_bad_input_is_refused_before_torch_is_imported(
+    shell: Shell, tmp_path: Path, arguments: str, words: str
+) -> None:
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+    check_refusal(shell, arguments, words, 2, PYTHONPATH=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "words"),
+    [
+        ("generate --messages -", "{", "--messages is not valid JSON: .*"),
+        ("generate --messages -", "[" * 100_000, "--messages is not valid JSON: .*"),
+        ("generate --messages -", '[{"role": "user"}]', "--messages must be a list like .*"),
+        ("generate -", "", "the prompt is empty"),
+    ],
+)
+def test_bad_standard_input(shell: Shell, arguments: str, stdin: str, words: str) -> None:
+    done = shell.run(*arguments.split(), stdin=stdin)
+    assert done.returncode == 2
+    assert re.fullmatch(rf"specdec: {words}\n", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize("command", ["generate x", "pull"])
+def test_models_that_cannot_be_loaded(shell: Shell, tmp_path: Path, command: str) -> None:
+    flag = "--model" if command == "generate x" else ""
+    check_refusal(shell, f"{command} {flag} ./missing", "no model './missing'", 3)
+    folder = make_folder(tmp_path / "unsafe")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    check_refusal(shell, f"{command} {flag} {folder}", "can execute code on load", 3)
+    truncated = make_folder(tmp_path / "truncated")
+    add_weights(truncated)
+    weights = truncated / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    check_refusal(shell, f"{command} {flag} {truncated}", "is truncated or damaged", 3)
+
+
+def test_what_only_the_engine_can_refuse(shell: Shell) -> None:
+    generate = f"generate --model {shell.model}"
+    check_refusal(shell, f"{generate} {'x' * 600}", "the context holds 512", 2)
+    check_refusal(shell, f"{generate} --drafter nope x", "unknown drafter 'nope'; choose from", 2)
+
+
+# --- help and facts ---
+
+
+def test_help_and_version(shell: Shell) -> None:
+    bare, bench, help_ = shell.run(), shell.run("bench"), shell.run("--help")
+    assert (bare.returncode, bench.returncode, help_.returncode) == (2, 2, 0)
+    assert bare.stderr.startswith("Usage: specdec [OPTIONS] COMMAND")
+    assert bare.stderr.count("\n") > 10
+    assert help_.stdout == bare.stderr
+    assert bench.stderr.startswith("Usage: specdec bench [OPTIONS] COMMAND")
+    assert "latency" in bench.stderr
+    assert re.fullmatch(r"specdec \d+\.\d+\.\d+\S*\n", shell.run("--version").stdout)
+
+
+def test_info(shell: Shell) -> None:
+    facts = json.loads(shell.run("info", "--json").stdout)
+    assert facts["devices"][0] == "cpu"
+    assert {"none", "ngram"} <= set(facts["drafters"])
+    assert facts["default_dtype"] in ("bfloat16", "float32")
+    assert facts["cache"] == str(shell.home)
+    assert {"specdec-server", "torch", "python"} <= set(facts["versions"])
+
+
+def test_pull_of_a_local_folder_prints_it(shell: Shell) -> None:
+    done = shell.run("pull", str(shell.model))
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{shell.model}\n", "")
+
+
+# --- generate ---
+
+
+def test_sources_and_drafters_give_one_answer(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "prompt.txt").write_text(PROMPT)
+    (tmp_path / "chat.json").write_text(json.dumps([{"role": "user", "content": PROMPT}]))
+    answer = shell.generate(PROMPT)
+    assert {"text", "token_ids", "finish_reason", "usage", "metrics", "timings"} <= set(answer)
+    num_tokens = len(answer["token_ids"])
+    assert answer["finish_reason"] == ("length" if num_tokens == 40 else "stop")
+    assert answer["usage"]["completion_tokens"] == num_tokens
+    assert answer["usage"]["prompt_tokens"] == len(f"user:{PROMPT}\nassistant:")
+    speculation = answer["metrics"]["speculative_decoding"]
+    assert speculation["num_draft_tokens"] > 0
+    assert speculation["num_accepted_draft_tokens"] > 0
+    assert sum(speculation["acceptance_histogram"]) == speculation["num_spec_steps"]
+    assert 0 < speculation["draft_acceptance_rate"] <= 1
+    assert speculation["mean_acceptance_length"] == pytest.approx(
+        num_tokens / speculation["num_spec_steps"], abs=1e-4
+    )
+    assert answer["timings"]["ttft_s"] >= 0
+    assert answer["timings"]["decode_tokens_per_second"] > 0
+
+    plain = shell.generate(PROMPT, "--drafter", "none")
+    assert plain["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
+    others = [
+        plain,
+        shell.generate("--file", str(tmp_path / "prompt.txt")),
+        shell.generate("-", stdin=PROMPT),
+        shell.generate("--messages", str(tmp_path / "chat.json")),
+    ]
+    assert [other["token_ids"] for other in others] == [answer["token_ids"]] * len(others)
+    assert {other["text"] for other in others} == {answer["text"]}
+
+
+def test_raw_and_seed(shell: Shell) -> None:
+    drawn = [shell.generate("--raw", PROMPT, "--temperature", "1", "--seed", "5") for _ in "ab"]
+    assert drawn[0]["usage"]["prompt_tokens"] == len(PROMPT), "no chat template"
+    assert drawn[0]["token_ids"] == drawn[1]["token_ids"]
+    assert drawn[0]["seed"] == 5
+
+
+def test_accepted_draft_tokens_are_coloured_on_a_terminal(shell: Shell) -> None:
+    arguments = ("generate", "--model", str(shell.model), *QUICK, PROMPT)
+    piped = shell.run(*arguments).stdout
+    coloured = shell.on_terminal(*arguments)
+    without = shell.on_terminal(*arguments, NO_COLOR="1")
+    assert "\x1b[32;4m" in coloured
+    assert "drafts accepted" in coloured.splitlines()[-1]
+    assert "\x1b" not in piped + without
+    text, _, summary = ESCAPE.sub("", coloured).rstrip("\n").rpartition("\n")
+    assert f"{text}\n" == without == piped, summary
+
+
+@pytest.mark.parametrize("arguments", ["--help", "info", "generate"])
+def test_a_closed_pipe_is_quiet(shell: Shell, arguments: str) -> None:
+    more = ("--model", str(shell.model), *QUICK, PROMPT) if arguments == "generate" else ()
+    ours, theirs = os.pipe()
+    os.close(ours)  # nobody will read
+    done = subprocess.run(
+        [*COMMAND, arguments, *more],
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=shell.environment(),
+    )
+    os.close(theirs)
+    assert done.stderr == ""
+    assert done.returncode != 0

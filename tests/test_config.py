@@ -1,0 +1,81 @@
+"""Every setting that makes no sense is one clear error that names it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from specdec.config import MAX_NODE_BUDGET, EngineConfig
+from specdec.drafting import available_drafters, load_drafter
+from specdec.errors import UsageError
+from tests.toy import toy_engine
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("dtype", "int3", "auto, bf16, fp16, fp32"),
+        ("verification", "hopeful", "coupled, rejection, typical"),
+        ("node_budget", -1, "between 0 and 255, not -1"),
+        ("node_budget", MAX_NODE_BUDGET + 1, "not 256"),
+        ("block_size", 0, "multiple of 16, not 0"),
+        ("block_size", 8, "multiple of 16, not 8"),
+        ("block_size", 40, "multiple of 16, not 40"),
+        ("block_size", -16, "multiple of 16, not -16"),
+        ("token_budget", 0, "at least 1, not 0"),
+        ("max_running", 0, "at least 1, not 0"),
+        ("kv_memory_mib", 0, "at least 1, not 0"),
+        ("max_model_len", 1, "at least 2, not 1"),
+        ("threads", 0, "at least 1, not 0"),
+    ],
+)
+def test_bad_value(name: str, value: Any, says: str) -> None:
+    settings: dict[str, Any] = {name: value}
+    with pytest.raises(UsageError) as caught:
+        EngineConfig(**settings)
+    message = str(caught.value)
+    assert name.replace("_", " ") in message and says in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("node_budget", 0),
+        ("node_budget", MAX_NODE_BUDGET),
+        ("block_size", 16),
+        ("token_budget", 1),
+        ("max_running", 1),
+        ("kv_memory_mib", 1),
+        ("max_model_len", 2),
+        ("threads", 1),
+        ("max_model_len", None),
+        ("threads", None),
+    ],
+)
+def test_edges_are_allowed(name: str, value: Any) -> None:
+    settings: dict[str, Any] = {name: value}
+    assert getattr(EngineConfig(**settings), name) == value
+
+
+def test_frozen_and_without_unknown_settings() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        EngineConfig().node_budget = 3  # type: ignore[misc]
+    settings: dict[str, Any] = {"node_budgt": 3}
+    with pytest.raises(TypeError, match="node_budgt"):
+        EngineConfig(**settings)
+
+
+def test_unknown_drafter_names_the_choices() -> None:
+    assert {"none", "ngram"} <= set(available_drafters())
+    with pytest.raises(UsageError, match=r"unknown drafter 'psychic'; choose from .*ngram.*none"):
+        load_drafter("psychic")
+    assert load_drafter("ngram").name == "ngram"
+    assert load_drafter("none").name == "none"
+
+
+def test_a_cache_too_small_for_one_context_says_how_much_is_needed() -> None:
+    with pytest.raises(UsageError, match=r"1 MiB of KV cache cannot hold .* at least 4 MiB"):
+        toy_engine(kv_memory_mib=1, block_size=8192)

@@ -1,0 +1,121 @@
+"""KVCache: moves over all layers, and committed keys and values equal a fresh prefill's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdec.engine import Engine
+from specdec.kv_cache import KVCache
+from specdec.params import SamplingParams
+from specdec.request import Request
+from tests.toy import TruthDrafter, run_all, toy_engine
+
+NUM_BLOCKS, BLOCK_SIZE = 3, 4
+
+
+def filled_cache() -> KVCache:
+    cache = KVCache(
+        num_layers=2,
+        num_blocks=NUM_BLOCKS,
+        num_kv_heads=2,
+        block_size=BLOCK_SIZE,
+        head_dim=3,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    cache.data.copy_(torch.arange(cache.data.numel()).view(cache.data.shape))
+    return cache
+
+
+def by_slot(cache: KVCache) -> Tensor:
+    """[slots, layers, 2, heads, head_dim]."""
+    return cache.data.permute(2, 4, 0, 1, 3, 5).flatten(0, 1).clone()
+
+
+slots = st.permutations(range(NUM_BLOCKS * BLOCK_SIZE))
+
+
+@given(slots, slots, st.integers(1, NUM_BLOCKS * BLOCK_SIZE))
+def test_move_reads_everything_before_it_writes(src: list[int], dst: list[int], n: int) -> None:
+    cache = filled_cache()
+    before = by_slot(cache)
+    cache.move(src[:n], dst[:n])
+    expected = before.clone()
+    for source, target in zip(src[:n], dst[:n], strict=True):
+        expected[target] = before[source]
+    assert torch.equal(by_slot(cache), expected)
+
+
+@pytest.mark.parametrize(("src", "dst"), [([7, 9], [6, 7]), ([6, 7], [7, 9]), ([1, 5], [5, 1])])
+def test_overlapping_moves(src: list[int], dst: list[int]) -> None:
+    cache = filled_cache()
+    before = by_slot(cache)
+    cache.move(src, dst)
+    assert torch.equal(by_slot(cache)[dst], before[src])
+    keys, values = cache.layer(1)
+    block, offset = divmod(dst[0], BLOCK_SIZE)
+    assert torch.equal(keys[block, :, offset], before[src[0], 1, 0])
+    assert torch.equal(values[block, :, offset], before[src[0], 1, 1])
+
+
+def test_scrub_zeroes_only_the_named_blocks() -> None:
+    cache = filled_cache()
+    cache.data[:, :, 1] = torch.nan
+    kept = cache.data[:, :, [0, 2]].clone()
+    cache.scrub([1])
+    assert (cache.data[:, :, 1] == 0).all()
+    assert torch.equal(cache.data[:, :, [0, 2]], kept)
+    cache.scrub([])
+    assert torch.equal(cache.data[:, :, [0, 2]], kept)
+
+
+def test_bytes_per_block() -> None:
+    data = filled_cache().data
+    assert KVCache.bytes_per_block(2, 2, BLOCK_SIZE, 3, torch.float32) * NUM_BLOCKS == data.nbytes
+
+
+def committed(engine: Engine, request: Request, num_tokens: int) -> Tensor:
+    """Keys and values of the first tokens, all layers: [tokens, layers, 2, heads, head_dim]."""
+    size = engine.pool.block_size
+    rows = [request.block_ids[p // size] * size + p % size for p in range(num_tokens)]
+    return by_slot(engine.runner.kv_cache)[rows]
+
+
+def prefilled(token_ids: list[int], num_tokens: int) -> Tensor:
+    """Keys and values from a fresh engine that is given all tokens as its prompt."""
+    engine = toy_engine(prefix_cache=False)
+    request = Request("fresh", tuple(token_ids), SamplingParams(max_tokens=2, ignore_eos=True))
+    engine.add(request)
+    engine.step()
+    return committed(engine, request, num_tokens)
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "seed": 4}])
+@pytest.mark.parametrize("drafter_seed", range(4))
+def test_committed_equals_a_fresh_prefill(params: dict[str, float], drafter_seed: int) -> None:
+    """Accepted nodes are computed off their place and moved; not one bit may tell."""
+    settings = SamplingParams(max_tokens=40, ignore_eos=True, **params)  # type: ignore[arg-type]
+    prompt = (3, 1, 4, 1, 5)
+    reference = Request("r", prompt, settings)
+    run_all(toy_engine(), [reference])
+    drafter = TruthDrafter({"r": reference.output_ids}, drafter_seed, hit_rate=0.8)
+    engine = toy_engine(drafter=drafter, node_budget=30, token_budget=48)
+    request = Request("r", prompt, settings)
+    neighbour = Request("n", (7, 2) * 20, SamplingParams(max_tokens=100, ignore_eos=True))
+    engine.add(neighbour)
+    engine.add(request)
+    num_checked = 0
+    while not request.is_finished:
+        engine.step()
+        for r in (request, neighbour):
+            if r.is_finished or r.num_computed == 0:
+                continue
+            fresh = prefilled(r.token_ids, r.num_computed)
+            assert torch.equal(committed(engine, r, r.num_computed), fresh)
+            num_checked += 1
+    assert request.output_ids == reference.output_ids
+    assert request.stats.num_accepted > 10 and num_checked > 10
