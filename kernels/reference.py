@@ -151,9 +151,10 @@ def _tail_product(rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def _weighted_mean(values: list[Tensor], totals: Tensor) -> Tensor:
-    """Sum over tiles of values, parts [tiles, kv, rows, dim], over that of totals [tiles, kv, rows].
+    """Sum over tiles of values over that of totals.
 
-    (`torch.sum` would pick its order by the shape.)
+    values: parts [tiles, kv, rows, dim]; totals: [tiles, kv, rows]. (`torch.sum` would pick its
+    order by the shape.)
     """
     tiles = values[0] if len(values) == 1 else torch.cat(values)
     return _ordered_sum(tiles) / _ordered_sum(totals.unsqueeze(3))

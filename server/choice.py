@@ -75,7 +75,7 @@ class Choice:
         self._stop_ids = params.stop_token_ids | (
             frozenset() if params.ignore_eos else frozenset(eos_token_ids)
         )
-        self._text = TextStream(tokenizer, params.stop)
+        self._text = TextStream(tokenizer, params.stop, min_tokens=params.min_tokens)
         self._offset = 0
 
     @property

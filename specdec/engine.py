@@ -118,7 +118,9 @@ class Engine:
         request.params.check_vocab(vocab_size)
         request.max_output = min(request.max_output, limit - len(request.prompt_ids))
         if request.params.stop:
-            request.stop_matcher = StopMatcher(self.tokenizer, request.params.stop)
+            request.stop_matcher = StopMatcher(
+                self.tokenizer, request.params.stop, min_tokens=request.params.min_tokens
+            )
         self._samplers[request.request_id] = Sampler(
             request.params,
             request.prompt_ids,

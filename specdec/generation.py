@@ -97,7 +97,7 @@ def generate(
         print(generate(engine, ids, SamplingParams(max_tokens=32)).text)
     """
     request = Request(f"generate-{next(_numbers)}", tuple(prompt_ids), params)
-    stream = TextStream(engine.tokenizer, params.stop)
+    stream = TextStream(engine.tokenizer, params.stop, min_tokens=params.min_tokens)
     parts: list[str] = []
 
     def show(text: str, token: TokenRecord | None) -> None:

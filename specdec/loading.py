@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -43,13 +44,15 @@ def load_model(config: EngineConfig) -> LoadedModel:
         raise UsageError(
             f"max model len {max_model_len} exceeds the model's {model_config.max_position}"
         )
-    tokenizer = Tokenizer.load(folder)
-    weights = ModelWeights.load(
-        model_config,
-        checkpoints.open_weights(folder),
-        resolve_dtype(config.dtype, device),
-        device,
-    )
+    with ThreadPoolExecutor(1) as pool:  # parsing the tokenizer costs a tenth of a second
+        loading = pool.submit(Tokenizer.load, folder)
+        weights = ModelWeights.load(
+            model_config,
+            checkpoints.open_weights(folder),
+            resolve_dtype(config.dtype, device),
+            device,
+        )
+        tokenizer = loading.result()
     return LoadedModel(
         model=TargetModel(model_config, weights, max_model_len),
         tokenizer=tokenizer,

@@ -17,7 +17,7 @@ class TargetModel:
     """Maps a batch of query tokens to logits, writing their keys and values to the KV cache.
 
     The residual stream and everything between matrix products is fp32; the products run in the
-    weights' dtype. Batches must be padded to `min_rows` for rows to be invariant.
+    weights' dtype. Rows are invariant in batches padded by `padding`.
     """
 
     def __init__(self, config: ModelConfig, weights: ModelWeights, max_model_len: int) -> None:

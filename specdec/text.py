@@ -73,14 +73,18 @@ class Detokenizer:
 class TextStream:
     """A request's text for whoever shows it: all deltas together are the text before the stop.
 
-    Text that may be the start of a stop string is held back until it is known not to be one.
+    Text that may be the start of a stop string is held back until it is known not to be one. The
+    text of the first `min_tokens - 1` tokens is shown whatever it holds: nothing stops there.
 
     Example: `TextStream(tokenizer, ("\\n\\n",))`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stops: tuple[str, ...] = (), *, min_tokens: int = 0
+    ) -> None:
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = stops
+        self._num_free = max(0, min_tokens - 1)  # tokens still to come that cannot stop
         self._held = ""
         self.stopped_by: str | None = None
 
@@ -88,7 +92,11 @@ class TextStream:
         """Take a token; returns the text that is safe to show, none once stopped."""
         if self.stopped_by is not None:
             return ""
-        return self._show(self._detokenizer.push(token_id), is_last=False)
+        delta = self._detokenizer.push(token_id)
+        if self._num_free > 0:
+            self._num_free -= 1
+            return delta
+        return self._show(delta, is_last=False)
 
     def finish(self) -> str:
         """The text still held back, cut before a stop string; call once, after the last push."""
@@ -119,8 +127,10 @@ class TextStream:
 class StopMatcher:
     """Tells whether a request's text contains a stop string, also one that spans tokens."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...]) -> None:
-        self._stream = TextStream(tokenizer, stops)
+    def __init__(
+        self, tokenizer: Tokenizer, stops: tuple[str, ...], *, min_tokens: int = 0
+    ) -> None:
+        self._stream = TextStream(tokenizer, stops, min_tokens=min_tokens)
 
     def push(self, token_id: int) -> bool:
         """Take a token; True once the text so far contains a stop string."""

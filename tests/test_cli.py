@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.server.conftest import make_folder
 from tests.server.test_real_engine import add_weights
@@ -75,9 +76,14 @@ class Shell:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A toy checkpoint on disk that writes random bytes."""
+    """A toy checkpoint on disk whose random bytes repeat often enough for drafts to be accepted."""
     folder = make_folder(tmp_path_factory.mktemp("cli") / "model")
     add_weights(folder)
+    weights = load_file(folder / "model.safetensors")
+    for name, weight in weights.items():
+        if "o_proj" in name or "down_proj" in name:
+            weight *= 0.15  # the nearer to 0, the more a token is followed by itself
+    save_file(weights, folder / "model.safetensors")
     return folder
 
 
@@ -121,7 +127,8 @@ def test_bad_input_is_refused_before_torch_is_imported(
     shell: Shell, tmp_path: Path, arguments: str, words: str
 ) -> None:
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
-    check_refusal(shell, arguments, words, 2, PYTHONPATH=str(tmp_path))
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    check_refusal(shell, arguments, words, 2, PYTHONPATH=path)
 
 
 @pytest.mark.parametrize(
@@ -235,10 +242,10 @@ def test_accepted_draft_tokens_are_coloured_on_a_terminal(shell: Shell) -> None:
     coloured = shell.on_terminal(*arguments)
     without = shell.on_terminal(*arguments, NO_COLOR="1")
     assert "\x1b[32;4m" in coloured
-    assert "drafts accepted" in coloured.splitlines()[-1]
     assert "\x1b" not in piped + without
     text, _, summary = ESCAPE.sub("", coloured).rstrip("\n").rpartition("\n")
-    assert f"{text}\n" == without == piped, summary
+    assert "drafts accepted" in summary
+    assert f"{text}\n" == without == piped
 
 
 @pytest.mark.parametrize("arguments", ["--help", "info", "generate"])

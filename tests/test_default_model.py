@@ -20,7 +20,8 @@ from specdec.plan import StepPlan
 from specdec.request import Request
 from tests.toy import TruthDrafter, check_pool
 
-MAX_LEN = 512
+MAX_LEN = 256
+SMALLEST_KV_MIB = 12  # one context of MAX_LEN tokens
 QUESTIONS = (
     "What is the capital of France?",
     "Write a haiku about the sea.",
@@ -45,29 +46,29 @@ QUESTIONS = (
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _two_threads() -> Iterator[None]:
-    """This model, unlike the toy ones, is large enough for them."""
+@pytest.fixture(scope="module")
+def two_threads() -> Iterator[None]:
+    """This model, unlike the toy ones, is large enough for them; set before a model is loaded."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="session")
-def folder() -> Path:
+@pytest.fixture(scope="module")
+def folder(two_threads: None) -> Path:
     try:
         return checkpoints.resolve(DEFAULT_MODEL)
     except CheckpointError as error:
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def fp32_model(folder: Path) -> LoadedModel:
     return load_model(EngineConfig(model=str(folder), dtype="fp32", max_model_len=MAX_LEN))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def default_model(folder: Path) -> LoadedModel:
     return load_model(EngineConfig(model=str(folder), max_model_len=MAX_LEN))
 
@@ -200,26 +201,28 @@ def test_alone(default_model: LoadedModel, plain: Answers, drafter: str) -> None
 
 
 @pytest.mark.parametrize("drafter", ["none", "ngram", "truth"])
-@pytest.mark.parametrize("kv_memory_mib", [256, 24])
+@pytest.mark.parametrize("kv_memory_mib", [256, SMALLEST_KV_MIB])
 def test_together(
     default_model: LoadedModel, plain: Answers, drafter: str, kv_memory_mib: int
 ) -> None:
-    """Chunked prompts, prefix hits, an abort, and in 24 MiB of KV cache also preemption."""
+    """Chunked prompts, prefix hits, an abort, and in the smallest KV cache also preemption."""
     engine = make_engine(
         default_model,
         drafter_named(drafter, plain, default_model),
         token_budget=48,
         kv_memory_mib=kv_memory_mib,
     )
-    num_preempted = 0
     requests = asked(default_model)
     gone = requests[3]
-    arrivals = {0: requests[:5], 9: requests[5:]}
-    step = 0
+    is_small = kv_memory_mib == SMALLEST_KV_MIB
+    late = 0 if is_small else 9  # late enough to find the system message in the prefix cache
+    arrivals = [*[0] * 5, *[late] * 3]
     plans = recorded_plans(engine)
-    while engine.has_work or step <= max(arrivals):
-        for request in arrivals.get(step, ()):
-            engine.add(request)
+    step = 0
+    while engine.has_work or step <= late:
+        for request, arrival in zip(requests, arrivals, strict=True):
+            if arrival == step:
+                engine.add(request)
         if len(gone.output) >= 10:
             engine.abort(gone.request_id)
         engine.step()
@@ -232,8 +235,8 @@ def test_together(
         assert request.output_ids == expected[: len(request.output)], request.request_id
         assert request is gone or len(request.output) == len(expected)
     assert any(chunk.start > 0 for plan in plans for chunk in plan.prefill_chunks)
-    assert (num_preempted > 0) == (kv_memory_mib == 24)
-    if kv_memory_mib == 256:
+    assert (num_preempted > 0) == is_small
+    if not is_small:
         assert requests[7].num_prefix_hit >= 32
     assert drafter == "none" or sum(r.stats.num_accepted for r in requests) > 10
 

@@ -29,7 +29,7 @@ from specdec.tree import DraftTree
 from specdec.verification import verify
 
 VOCAB, LENGTH, PROMPT = 4, 3, (1,)
-DRAWS, MIN_P = 200_000, 1e-4
+DRAWS = 200_000
 TokenIds = tuple[int, ...]
 Generate = Callable[[int], TokenIds]
 Law = dict[TokenIds, float]
@@ -167,8 +167,7 @@ class Explorer:
             then = tuple(self._after(key, i) if ok else None for i, ok in enumerate(finite))
             return GumbelDraw(key[1], key[2], log_probs.double(), then)
         low, high = 1e-12, 1 - 1e-12
-        first = self._sign(key, low)
-        if first == self._sign(key, high):
+        if (first := self._sign(key, low)) == self._sign(key, high):
             return self._after(key, 0.5)
         while high - low > 1e-8:
             middle = (low + high) / 2
@@ -260,7 +259,8 @@ def wide(prefix: TokenIds) -> DraftTree:
 def sampled_trees() -> Iterator[tuple[float, Callable[[TokenIds], DraftTree]]]:
     """All trees drawn without replacement from draft probabilities, with their probabilities: two
     children below the root and one below the second of them."""
-    q = torch.softmax(torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(5)), dim=1)
+    q = torch.softmax(torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(7)), dim=1)
+    assert (row(()).softmax(0) > q[0]).sum() == 2  # more than one token can follow a rejection
     for a, b in itertools.permutations(range(VOCAB), 2):
         for c in range(VOCAB):
             probs = torch.stack((q[0], q[1], q[2], torch.zeros(VOCAB)))
@@ -302,7 +302,7 @@ def check_draws(counts: Law, want: Law) -> None:
     assert sum(counts.values()) == DRAWS and counts.keys() <= set(cells)
     seen = [counts.get(path, 0) for path in cells]
     expected = [want[path] * DRAWS for path in cells]
-    assert stats.chisquare(seen, expected).pvalue > MIN_P
+    assert stats.chisquare(seen, expected).pvalue > 1e-4
     variation = sum(abs(s - e) for s, e in zip(seen, expected, strict=True)) / (2 * DRAWS)
     assert variation < 3 * math.sqrt(len(cells) / (2 * math.pi * DRAWS))
 
@@ -340,7 +340,8 @@ def no_residual(
 def test_a_biased_rule_fails_both_checks(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(verification._RULES, "rejection", wrong)
     want = target_law(PARAMS[0])
-    generate = generation("rejection", PARAMS[0], chain_and_branches)
+    tree = wide(())
+    generate = generation("rejection", PARAMS[0], lambda p: DraftTree.root_only(0) if p else tree)
     decisions = Explorer(monkeypatch, generate).decisions()
     assert distance(total(law_of(decisions)), want) > 1e-2
     counts = total((path, len(seeds)) for path, seeds in draws_of(decisions, torch.arange(DRAWS)))

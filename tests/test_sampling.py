@@ -211,6 +211,17 @@ def test_more_than_the_shortcut_allowed_loses_none() -> None:
     assert probs == pytest.approx([1 / 800 if t in allowed else 0.0 for t in range(1000)])
 
 
+def test_a_row_with_everything_banned_still_yields_a_token() -> None:
+    """Such a request is its sender's mistake; it must not take the engine down."""
+    for settings_ in ({"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 2}):
+        params = SamplingParams(
+            allowed_token_ids=frozenset({5}),
+            bad_words=((5,),),
+            **settings_,  # type: ignore[arg-type]
+        )
+        assert 0 <= sampler_for(params).choose(torch.zeros(VOCAB), []) < VOCAB
+
+
 def test_a_bad_word_is_banned_only_after_its_beginning() -> None:
     logits = torch.zeros(VOCAB)
     params = SamplingParams(temperature=1.0, bad_words=((3, 4, 5), (6,)))

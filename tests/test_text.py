@@ -197,3 +197,12 @@ def test_a_stop_string_in_the_held_back_bytes_is_found_at_the_end() -> None:
     assert stream.push(0x61) + stream.push(0xE2) == "a"
     assert stream.finish() == ""
     assert stream.stopped_by == "\ufffd"
+
+
+def test_nothing_stops_before_min_tokens() -> None:
+    stream = TextStream(BYTE_LEVEL, ("b",), min_tokens=3)
+    matcher = StopMatcher(BYTE_LEVEL, ("b",), min_tokens=3)
+    ids = [BYTE_LEVEL.encode(letter)[0] for letter in "abab"]
+    assert [matcher.push(i) for i in ids] == [False, False, False, True]
+    assert "".join(stream.push(i) for i in ids) + stream.finish() == "aba"
+    assert stream.stopped_by == "b"
