@@ -75,26 +75,31 @@ def tree_attention(
     head_dim], the rows' own keys and values written already. Returns fp32, the shape of q; rows
     that belong to no group are zero.
     """
+    q = q * scale
     out = torch.zeros_like(q)
     for group in groups:
-        out[group.start : group.end] = _attend(
-            q[group.start : group.end] * scale, k_cache, v_cache, group
-        )
+        rows = slice(group.start, group.end)
+        _attend(q[rows], k_cache, v_cache, group, out[rows])
     return out
 
 
-def _attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: AttentionGroup) -> Tensor:
+def _attend(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, group: AttentionGroup, out: Tensor
+) -> None:
+    """Write one group's attention to `out`, of q's shape [n, num_heads, head_dim]."""
     n, num_heads, dim = q.shape
     num_kv_heads = k_cache.shape[1]
     num_packed = num_heads // num_kv_heads * n
     per_row = q.view(n, num_kv_heads, -1, dim)
-    # All rows and query heads of a key head are packed into one product: keys are read once.
-    packed = _padded(per_row.transpose(0, 1).reshape(num_kv_heads, -1, dim))
     scores: list[Tensor] = []  # parts [tiles, kv, padded rows, tile]
     values: list[Tensor] = []  # parts [tiles, kv, padded rows, dim]
     if group.num_blocks:
         k, v = k_cache[group.blocks], v_cache[group.blocks]  # [tiles, kv, tile, dim]
-        scores.append(_shared_product(packed.expand(len(k), -1, -1, -1), k.transpose(2, 3)))
+        # All rows and query heads of a key head are packed into one product: keys are read once.
+        num_padded = max(num_packed, MIN_PRODUCT_ROWS)
+        packed = q.new_zeros(group.num_blocks, num_kv_heads, num_padded, dim)
+        packed[:, :, :num_packed].unflatten(2, (n, -1)).copy_(per_row.transpose(0, 1))
+        scores.append(_shared_product(packed, k.transpose(2, 3)))
     if group.tail_slots is not None:
         k_tail, v_tail = _gather_tail(k_cache, v_cache, group.tail_slots)
         scores.append(_tail_product(per_row.unsqueeze(1), k_tail.transpose(3, 4)))
@@ -110,7 +115,7 @@ def _attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, group: AttentionGroup) 
         tail = weights[group.num_blocks :, :, :num_packed].unflatten(2, (n, -1))
         values.append(_tail_product(tail.permute(2, 0, 1, 3, 4), v_tail))
     mixed = _weighted_mean(values, weights.sum(-1))[:, :num_packed]
-    return mixed.reshape(num_kv_heads, n, -1, dim).transpose(0, 1).reshape(n, num_heads, dim)
+    out.view_as(per_row).copy_(mixed.unflatten(1, (n, -1)).transpose(0, 1))
 
 
 def _padded(x: Tensor) -> Tensor:

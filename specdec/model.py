@@ -66,7 +66,7 @@ class TargetModel:
             k = ops.rms_norm(q_k[:, num_q:], layer.k_norm, config.norm_eps)
             q_k = torch.cat((q, k), dim=1)
         q_k = ops.rope(q_k, cos, sin)
-        return q_k[:, :num_q].contiguous(), q_k[:, num_q:], v
+        return q_k[:, :num_q], q_k[:, num_q:], v
 
     def _logits(self, x: Tensor) -> Tensor:
         num_logits = x.shape[0]

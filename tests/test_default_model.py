@@ -186,7 +186,7 @@ def plain(default_model: LoadedModel) -> Answers:
 def drafter_named(name: str, plain: Answers, model: LoadedModel) -> Drafter | str:
     if name != "truth":
         return name
-    return TruthDrafter(plain, 5, hit_rate=0.9, vocab_size=model.model.config.vocab_size)
+    return TruthDrafter(plain, 5, hit_rate=0.5, vocab_size=model.model.config.vocab_size)
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "truth"])

@@ -130,8 +130,8 @@ def save(folder: Path, family: str, fields: dict[str, Any], max_shard_size: str 
     model.save_pretrained(folder, max_shard_size=max_shard_size)
 
 
-def rewrite_in_old_style(folder: Path) -> None:
-    """config.json as transformers wrote it before version 5."""
+def rewrite_in_old_style(folder: Path, fields: dict[str, Any]) -> None:
+    """config.json as before version 5, with the window stated even where it is not used."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
     scaling = config.pop("rope_parameters")
@@ -139,6 +139,7 @@ def rewrite_in_old_style(folder: Path) -> None:
     rule = scaling.pop("rope_type")
     config["rope_scaling"] = None if rule == "default" else {"type": rule, **scaling}
     config.pop("layer_types", None)
+    config["sliding_window"] = fields.get("sliding_window")
     path.write_text(json.dumps(config))
 
 
@@ -261,14 +262,15 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 
 
 OLD_STYLE = ["llama2", "llama3", "llama-linear", "llama-yarn-factor", "mistral-window"]
-OLD_STYLE += ["qwen2", "qwen2-window", "qwen3-tied"]
+OLD_STYLE += ["qwen2", "qwen2-window", "qwen2-window-off", "qwen3-tied"]
 
 
 @pytest.mark.parametrize("name", OLD_STYLE)
 def test_old_configs_mean_the_same(name: str, tmp_path: Path) -> None:
     """Most checkpoints state `rope_theta` and `rope_scaling`, and no `layer_types`."""
-    save(tmp_path, *CASES[name])
-    rewrite_in_old_style(tmp_path)
+    family, fields = CASES[name]
+    save(tmp_path, family, fields)
+    rewrite_in_old_style(tmp_path, fields)
     compare(load(tmp_path), Expected(tmp_path))
 
 

@@ -67,7 +67,10 @@ def parents(draw: st.DrawFn) -> tuple[int, ...]:
 
 
 jobs = st.builds(
-    Job, context=st.integers(0, 200), num_chunk=st.sampled_from([0, 0, 1, 7, 40]), parents=parents()
+    Job,
+    context=st.integers(0, 200) | st.integers(250, 600),  # either side of TILES_PER_SUM tiles
+    num_chunk=st.sampled_from([0, 0, 1, 7, 40]),
+    parents=parents(),
 )
 
 
