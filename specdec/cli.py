@@ -13,7 +13,6 @@ import typer
 
 from specdec.config import DEFAULT_MODEL, EngineConfig
 from specdec.errors import SpecdecError, UsageError
-from specdec.threads import sleep_while_waiting
 
 app = typer.Typer(
     name="specdec",
@@ -42,7 +41,6 @@ _DEFAULTS = EngineConfig()
 
 def main() -> None:
     """Run the command line; every error a user can meet is one line and an exit code."""
-    sleep_while_waiting()
     try:
         exit_code = app(prog_name="specdec", standalone_mode=False)
         sys.stdout.flush()  # here, where a closed pipe is still an error to catch

@@ -33,7 +33,8 @@ class Shell:
 
     def environment(self, **more: str) -> dict[str, str]:
         folders = {"SPECDEC_CACHE": str(self.home), "TMPDIR": str(self.home)}
-        return {**os.environ, **folders, "OMP_NUM_THREADS": "1", **more}
+        inherited = {name: os.environ[name] for name in os.environ if name != "PYTHONUNBUFFERED"}
+        return {**inherited, **folders, "OMP_NUM_THREADS": "1", **more}
 
     def run(
         self, *arguments: str, stdin: str = "", **more: str
@@ -262,4 +263,4 @@ def test_a_closed_pipe_is_quiet(shell: Shell, arguments: str) -> None:
     )
     os.close(theirs)
     assert done.stderr == ""
-    assert done.returncode != 0
+    assert done.returncode in (1, 141), "by typer, or by us when the buffer is written at the end"

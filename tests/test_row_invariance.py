@@ -153,7 +153,9 @@ def test_a_tokens_logits_are_the_same_bits_in_any_batch(kind: str, dtype: torch.
     def check(mix: list[Job], seed: int) -> None:
         rng = random.Random(seed)
         blocks = rng.sample(range(NUM_BLOCKS), NUM_BLOCKS)
-        requests = [request(job.tokens(), blocks[25 * i : 25 * i + 25]) for i, job in enumerate(mix)]
+        requests = [
+            request(job.tokens(), blocks[25 * i : 25 * i + 25]) for i, job in enumerate(mix)
+        ]
         session = Session(target)
         pending = [list(itertools.pairwise(job.bounds())) for job in mix]
         seen: list[tuple[list[int], Tensor]] = []  # path of tokens, logits after it

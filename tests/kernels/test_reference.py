@@ -30,9 +30,13 @@ def randn(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def check(got: Tensor, plain: Tensor, exact: Tensor) -> None:
-    """Error at most twice that of a plain fp32 implementation, both against fp64."""
-    limit = 2 * (plain.double() - exact).abs().max() + 2 * EPS * exact.abs().max()
+def check(got: Tensor, plain: Tensor, exact: Tensor, largest: Tensor | None = None) -> None:
+    """Error at most twice that of a plain fp32 implementation, both against fp64.
+
+    Plus two ulps of the largest summand, for a plain result of few rows may be right by luck.
+    """
+    unit = EPS * (exact.abs().max() if largest is None else largest)
+    limit = 2 * (plain.double() - exact).abs().max() + 2 * unit
     assert got.shape == exact.shape
     assert (got.double() - exact).abs().max() <= limit
 
@@ -122,7 +126,7 @@ def dense(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor
     return torch.einsum("hrk,khd->rhd", weights, v)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     shape=shapes,
     mix=st.lists(jobs, min_size=1, max_size=3),
@@ -180,7 +184,7 @@ def test_tree_attention_is_dense_attention(
         k, v = (c[table[places // size], :, places % size] for c in (k_cache, v_cache))
         mask = visible(job, window)
         exact = dense(q[rows].double(), k.double(), v.double(), mask, scale)
-        check(got[rows], dense(q[rows], k, v, mask, scale), exact)
+        check(got[rows], dense(q[rows], k, v, mask, scale), exact, largest=v.abs().max())
     assert not got[batch.num_rows :].any()
 
 
