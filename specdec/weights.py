@@ -31,7 +31,11 @@ class PackedLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.out_features, self.in_features = weight.shape
         self._bias = bias
-        self._is_packed = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+        self._is_packed = (
+            weight.device.type == "cpu"
+            and weight.dtype != torch.float16  # packs only on the few processors that compute it
+            and torch.backends.mkldnn.is_available()
+        )
         self._weight = (
             torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), ROW_TILE)
             if self._is_packed

@@ -191,3 +191,9 @@ def test_a_packed_product_is_the_plain_one(
     if num_rows:
         ulp = torch.finfo(dtype).eps * exact.abs().max()
         assert (got - exact).abs().max() <= 2 * plain.max() + 2 * ulp
+
+
+def test_fp16_computes_where_it_cannot_be_packed() -> None:
+    weight, x = torch.randn(48, 32), torch.randn(3, 32)
+    expected = x.half() @ weight.half().T
+    torch.testing.assert_close(PackedLinear(weight.half())(x.half()), expected)
