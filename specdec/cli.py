@@ -58,6 +58,8 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as error:
+        _fail(f"cannot write: {error.strerror or error}", 1)
 
 
 def _fail(message: str, exit_code: int) -> NoReturn:
@@ -156,6 +158,8 @@ def generate(
         kv_memory_mib=kv_memory_mib,
         threads=threads,
     )
+    if logprobs is not None and not as_json:
+        raise UsageError("--logprobs needs --json")
     chat = _chat(prompt, file, messages, system, raw)
 
     from specdec.engine import Engine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -51,6 +52,9 @@ class EngineConfig:
             raise UsageError(
                 f"node budget must be between 0 and {MAX_NODE_BUDGET}, not {self.node_budget}"
             )
+        num_cores = os.cpu_count() or 1
+        if self.threads is not None and self.threads > num_cores:
+            raise UsageError(f"threads must be at most {num_cores} here, not {self.threads}")
         if self.block_size < 16 or self.block_size % 16:
             raise UsageError(f"block size must be a multiple of 16, not {self.block_size}")
         for name, at_least in (

@@ -90,15 +90,20 @@ def make_kv_cache(config: EngineConfig, model: TargetModel, max_model_len: int) 
             f"{config.kv_memory_mib} MiB of KV cache cannot hold one context of {max_model_len} "
             f"tokens; give at least {needed_mib} MiB or a smaller max model len"
         )
-    return KVCache(
-        num_layers=shape.num_layers,
-        num_blocks=num_blocks,
-        num_kv_heads=shape.num_kv_heads,
-        block_size=config.block_size,
-        head_dim=shape.head_dim,
-        dtype=dtype,
-        device=device,
-    )
+    try:
+        return KVCache(
+            num_layers=shape.num_layers,
+            num_blocks=num_blocks,
+            num_kv_heads=shape.num_kv_heads,
+            block_size=config.block_size,
+            head_dim=shape.head_dim,
+            dtype=dtype,
+            device=device,
+        )
+    except (MemoryError, RuntimeError):  # numpy's word for it, and torch's
+        raise UsageError(
+            f"{config.kv_memory_mib} MiB of KV cache are not to be had; ask for less"
+        ) from None
 
 
 def _device(name: str) -> torch.device:

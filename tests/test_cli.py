@@ -113,6 +113,8 @@ def check_refusal(shell: Shell, arguments: str, words: str, exit_code: int, **mo
         ("generate --file missing.txt", r"cannot read missing\.txt: No such file"),
         ("generate --file /", "cannot read /: Is a directory"),
         ("generate --node-budget -1 x", "node budget must be between 0 and 255, not -1"),
+        ("generate --threads 100000 x", "threads must be at most"),
+        ("generate --logprobs 2 x", "--logprobs needs --json"),
         ("generate --temperature nan x", "temperature must be at least 0 .*not nan"),
         ("generate --temperature inf x", "temperature must be at least 0 .*not inf"),
         ("generate --top-p 0 x", "top_p must be above 0"),

@@ -79,3 +79,13 @@ def test_unknown_drafter_names_the_choices() -> None:
 def test_a_cache_too_small_for_one_context_says_how_much_is_needed() -> None:
     with pytest.raises(UsageError, match=r"1 MiB of KV cache cannot hold .* at least 4 MiB"):
         toy_engine(kv_memory_mib=1, block_size=8192)
+
+
+def test_more_threads_than_cores_are_refused() -> None:
+    with pytest.raises(UsageError, match="threads must be at most"):
+        EngineConfig(threads=100_000)
+
+
+def test_a_kv_cache_beyond_memory_is_refused() -> None:
+    with pytest.raises(UsageError, match="not to be had"):
+        toy_engine(kv_memory_mib=10**10)
