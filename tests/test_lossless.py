@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -182,12 +182,27 @@ def biased(
     return None, token_id
 
 
+def check_fixed_mix() -> None:
+    """The property on one fixed mix, large enough that a wrong rule must show in it."""
+    params = [SamplingParams(max_tokens=40, temperature=1.0, seed=seed) for seed in range(8)]
+    check_mix(
+        mix=[Arrival((1, 2, 3), each, 0, 0, None) for each in params],
+        drafter="random",
+        node_budget=40,
+        token_budget=256,
+        num_blocks=80,
+        max_running=8,
+        prefix_cache=True,
+        seed=0,
+    )
+
+
 def test_a_biased_verifier_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The property above, on its first examples, must fail with a wrong rule."""
+    """Fixed, because a mix drawn at random may happen to give the wrong rule no chance."""
+    check_fixed_mix()
     monkeypatch.setitem(verification._RULES, "coupled", biased)
-    generate = settings(max_examples=60, deadline=None, phases=[Phase.generate], database=None)
     with pytest.raises(AssertionError):
-        generate(any_mix(check_mix))()
+        check_fixed_mix()
 
 
 def test_branches_are_accepted_and_moved() -> None:
