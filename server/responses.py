@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -73,7 +74,7 @@ class Answer(Struct, kw_only=True):
     metrics: Metrics
 
 
-class Reply:
+class Reply(ABC):
     """Makes the chunks and the whole answer of one HTTP request, all with the same identity."""
 
     id_prefix: ClassVar[str]
@@ -86,21 +87,21 @@ class Reply:
         self.model = model
         self.includes_usage = includes_usage
 
+    @abstractmethod
     def opening(self, choice: Choice) -> Chunk | None:
         """The chunk that opens a choice, if this kind of answer has one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def body(self, choice: Choice, delta: Delta) -> Chunk:
         """A chunk with newly printable text and its log-probabilities."""
-        raise NotImplementedError
 
+    @abstractmethod
     def closing(self, choice: Choice) -> Chunk:
         """The chunk that says why a choice ended; it carries no text."""
-        raise NotImplementedError
 
+    @abstractmethod
     def whole(self, choice: Choice, delta: Delta) -> Json:
         """A finished choice of an answer that is not streamed."""
-        raise NotImplementedError
 
     def totals(self, usage: Usage, metrics: Metrics) -> Chunk:
         """The last chunk of a stream that includes usage: it has no choices."""

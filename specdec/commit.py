@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specdec.kv_cache import KVCache
+from specdec.kv_cache import KVCache, slot_at
 from specdec.plan import DecodeStep, StepPlan
 from specdec.request import Request, TokenRecord
 from specdec.scheduler import Scheduler
@@ -81,13 +81,9 @@ class Committer:
         root = request.num_tokens - 1
         moves = [(node, depth) for depth, node in enumerate(path, start=1) if node != depth]
         if moves:
-            size = self._pool.block_size
-            table = request.block_ids
-
-            def slot(position: int) -> int:
-                return table[position // size] * size + position % size
-
-            src, dst = zip(*((slot(root + n), slot(root + d)) for n, d in moves), strict=True)
+            table, size = request.block_ids, self._pool.block_size
+            src = [slot_at(table, root + node, size) for node, _ in moves]
+            dst = [slot_at(table, root + depth, size) for _, depth in moves]
             self._kv_cache.move(src, dst)
 
     def _publish(self, request: Request) -> None:

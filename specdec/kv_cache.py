@@ -9,6 +9,14 @@ import torch
 from torch import Tensor
 
 
+def slot_at(table: Sequence[int], position: int, block_size: int) -> int:
+    """The slot of a position, in the blocks that a request's block table orders.
+
+    Example: `slot_at([5, 2], 17, 16) == 2 * 16 + 1`.
+    """
+    return table[position // block_size] * block_size + position % block_size
+
+
 class KVCache:
     """Paged keys and values: slot = block_id * block_size + offset.
 

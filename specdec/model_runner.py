@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec.batch import Batch
 from specdec.kernels.attention_group import ROW_TILE, AttentionGroup
-from specdec.kv_cache import KVCache
+from specdec.kv_cache import KVCache, slot_at
 from specdec.model import TargetModel
 from specdec.plan import StepPlan
 from specdec.request import Request
@@ -93,10 +93,10 @@ class _Span:
         """Slots by position [first, last) for each row: committed ones, then its ancestors."""
         assert self.tree is not None
         root = self.root_position
-        committed = [_slot(self.table, p, self.block_size) for p in range(first, root)]
+        committed = [slot_at(self.table, p, self.block_size) for p in range(first, root)]
         lanes = []
         for node in range(self.first_node, self.first_node + len(self.positions)):
-            own = [_slot(self.table, root + n, self.block_size) for n in self.tree.path(node)]
+            own = [slot_at(self.table, root + n, self.block_size) for n in self.tree.path(node)]
             row = committed + own
             lanes.append(row + [row[-1]] * (last - first - len(row)))  # masked lanes: any slot
         return torch.tensor(lanes)
@@ -137,7 +137,7 @@ class _Rows:
         table = request.block_ids
         self.token_ids.extend(token_ids)
         self.positions.extend(positions)
-        self.slots.extend(_slot(table, place, self.block_size) for place in places)
+        self.slots.extend(slot_at(table, place, self.block_size) for place in places)
         for offset in range(0, len(positions), ROW_TILE):
             self.spans.append(
                 _Span(
@@ -155,10 +155,6 @@ class _Rows:
         """Add rows that belong to no group and have no slot."""
         self.token_ids.extend([0] * num_rows)
         self.positions.extend([0] * num_rows)
-
-
-def _slot(table: Sequence[int], position: int, block_size: int) -> int:
-    return table[position // block_size] * block_size + position % block_size
 
 
 def _run_or_index(blocks: list[int]) -> slice | Tensor:

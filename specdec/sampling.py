@@ -107,7 +107,7 @@ class Sampler:
 
     def _processed(self, logits: Tensor, output_ids: Sequence[int]) -> Tensor:
         params = self.params
-        row = logits.float().clone()
+        row = logits.to(torch.float32, copy=True)
         if params.repetition_penalty != 1.0:
             seen = torch.cat((self._prompt_unique, torch.tensor(output_ids, dtype=torch.int64)))
             scores = row[seen]
