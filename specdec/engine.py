@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec.batch import Batch
 from specdec.block_pool import BlockPool
 from specdec.commit import Committer, StepOutcome, VerifiedStep
 from specdec.config import EngineConfig
 from specdec.controller import FixedBudget
 from specdec.drafting import Drafter, load_drafter
 from specdec.errors import ContextLengthExceeded, InvalidRequest
+from specdec.kernels.batch import Batch
 from specdec.loading import LoadedModel, load_model, make_kv_cache
 from specdec.model_runner import ModelRunner
 from specdec.plan import StepPlan

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
 ROOT_SOURCE = "target"
@@ -100,24 +99,16 @@ class DraftTree:
             nodes.append(self.parents[nodes[-1]])
         return tuple(reversed(nodes))
 
-    def ancestor_words(self) -> Tensor:
-        """Ancestor mask as 64-bit words: `anc[i] = anc[parent] | 1 << i`.
+    @cached_property
+    def ancestors(self) -> tuple[int, ...]:
+        """Ancestor mask of each node: `anc[i] = anc[parent] | 1 << i`.
 
-        Returns: int64 [num_nodes, W], W = ceil(num_nodes / 64); bit j of row i says that node i
-        may attend to node j (a node is its own ancestor).
+        Bit j of entry i says that node i may attend to node j; a node is its own ancestor.
         """
-        num_words = (self.num_nodes + 63) // 64
         masks: list[int] = []
         for node, parent in enumerate(self.parents):
             masks.append((masks[parent] if parent >= 0 else 0) | 1 << node)
-        words = [
-            [_signed(mask >> (64 * w) & (2**64 - 1)) for w in range(num_words)] for mask in masks
-        ]
-        return torch.tensor(words, dtype=torch.int64)  # [num_nodes, W]
-
-
-def _signed(word: int) -> int:
-    return word - 2**64 if word >= 2**63 else word
+        return tuple(masks)
 
 
 class TreeBuilder:

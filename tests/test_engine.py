@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.batch import Batch
 from specdec.engine import Engine
 from specdec.errors import ContextLengthExceeded, InvalidRequest
+from specdec.kernels.batch import Batch
 from specdec.params import SamplingParams
 from specdec.plan import DecodeStep
 from specdec.request import Request, RequestOutput

@@ -86,7 +86,7 @@ class Session:
         plan = StepPlan(tuple(itertools.starmap(PrefillChunk, chunks)), steps)
         batch = self.runner.pack(plan, [tree for _, tree in trees])
         num_rows = len(batch.slots)
-        wanted = dataclasses.replace(batch, logit_rows=torch.arange(num_rows))
+        wanted = dataclasses.replace(batch, logit_rows=tuple(range(num_rows)))
         return self.runner.forward(wanted)
 
 

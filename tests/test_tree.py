@@ -1,4 +1,4 @@
-"""DraftTree: shape, merging of paths, and ancestor words."""
+"""DraftTree: shape, merging of paths, and ancestor masks."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ def tree_of(parents: list[int]) -> DraftTree:
 @given(parent_lists())
 def test_shape_equals_a_naive_walk(parents: list[int]) -> None:
     tree = tree_of(parents)
-    words = tree.ancestor_words()
-    assert words.shape == (len(parents), -(-len(parents) // 64))
+    assert len(tree.ancestors) == len(parents)
     for node in range(len(parents)):
         walk = [node]
         while parents[walk[-1]] >= 0:
@@ -33,8 +32,7 @@ def test_shape_equals_a_naive_walk(parents: list[int]) -> None:
         assert tree.depths[node] == len(walk) - 1
         assert tree.path(node) == tuple(reversed(walk))
         assert tree.children[node] == tuple(c for c, p in enumerate(parents) if p == node)
-        unsigned = [word % 2**64 for word in words[node].tolist()]
-        mask = sum(word << 64 * i for i, word in enumerate(unsigned))
+        mask = tree.ancestors[node]
         assert [j for j in range(len(parents)) if mask >> j & 1] == sorted(walk)
         assert mask >> len(parents) == 0
     assert tree.is_chain == (max(tree.depths) == len(parents) - 1)
@@ -89,7 +87,7 @@ def test_builder_reuses_children_even_without_room() -> None:
 def test_root_only() -> None:
     tree = DraftTree.root_only(5)
     assert tree.num_nodes == 1 and tree.is_chain and tree.depths == (0,)
-    assert tree.ancestor_words().tolist() == [[1]]
+    assert tree.ancestors == (1,)
 
 
 @pytest.mark.parametrize("parents", [(), (0,), (-1, -1), (-1, 1), (-1, 2, 0), (-1, 0, 2)], ids=str)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.kernels import reference
-from specdec.kernels.attention_group import ROW_TILE
+from specdec.kernels.attention_group import ROW_TILE, attention_groups
 from specdec.kv_cache import KVCache
 from specdec.model_runner import ModelRunner
 from specdec.params import SamplingParams
@@ -96,10 +96,9 @@ shapes = st.builds(
 
 
 def is_ancestor(tree: DraftTree) -> Tensor:
-    """[num_nodes, num_nodes], bit by bit from the words."""
-    words = tree.ancestor_words().tolist()
+    """[num_nodes, num_nodes], bit by bit from the masks."""
     nodes = range(tree.num_nodes)
-    return torch.tensor([[words[i][j // 64] >> (j % 64) & 1 == 1 for j in nodes] for i in nodes])
+    return torch.tensor([[mask >> j & 1 == 1 for j in nodes] for mask in tree.ancestors])
 
 
 def visible(job: Job, window: int | None) -> Tensor:
@@ -165,14 +164,16 @@ def test_tree_attention_is_dense_attention(
         if job.num_chunk:
             chunks.append(PrefillChunk(request, job.context, job.root))
         steps.append(DecodeStep(request, len(job.parents) - 1))
-    model: Any = SimpleNamespace(config=SimpleNamespace(windows=(window,)), min_rows=1)
+    model: Any = None
     runner = ModelRunner(model, cache)
     batch = runner.pack(StepPlan(tuple(chunks), tuple(steps)), [job.tree for job in mix])
     heads = shape.num_kv_heads * shape.ratio
     q = randn(batch.num_rows + num_padding, heads, shape.head_dim, seed=seed + 1)
     k_cache, v_cache = cache.layer(0)
     scale = shape.head_dim**-0.5
-    got = reference.tree_attention(q, k_cache, v_cache, batch.groups[window], scale)
+    got = reference.tree_attention(
+        q, k_cache, v_cache, attention_groups(batch.segments, size, window), scale
+    )
 
     first_chunk, first_node = 0, sum(chunk.end - chunk.start for chunk in chunks)
     for job, step in zip(mix, steps, strict=True):
@@ -191,12 +192,13 @@ def test_tree_attention_is_dense_attention(
 def test_groups_are_small_enough() -> None:
     """The row tile bounds what one group reads and packs."""
     cache = cast(KVCache, SimpleNamespace(block_size=16))
-    model: Any = SimpleNamespace(config=SimpleNamespace(windows=(None,)), min_rows=1)
+    model: Any = None
     request = Request("r", (0,) * 101, SamplingParams(seed=0))
     request.block_ids = list(range(20))
     plan = StepPlan((PrefillChunk(request, 0, 100),), (DecodeStep(request, 69),))
     tree = Job(0, 100, (-1, *(node // 2 for node in range(69)))).tree
-    groups = ModelRunner(model, cache).pack(plan, [tree]).groups[None]
+    batch = ModelRunner(model, cache).pack(plan, [tree])
+    groups = attention_groups(batch.segments, 16, None)
     assert max(group.num_rows for group in groups) == ROW_TILE
     covered = [row for group in groups for row in range(group.start, group.end)]
     assert covered == list(range(170))
