@@ -10,6 +10,7 @@ from torch import Tensor
 from specdec.kernels import reference as ops
 from specdec.kernels.attention_group import AttentionGroup, attention_groups
 from specdec.kernels.batch import Batch
+from specdec.kernels.layer_cache import LayerCache
 from specdec.kernels.step_ops import HeadShape
 
 
@@ -59,12 +60,7 @@ class ReferenceStep:
         return ops.silu_mul(gate_up)
 
     def rope_write(
-        self,
-        qkv: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        self, qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, cache: LayerCache
     ) -> Tensor:
         shape, num_q = self._shape, self._shape.num_heads
         heads = qkv.float().view(qkv.shape[0], -1, shape.head_dim)
@@ -75,14 +71,12 @@ class ReferenceStep:
             q_k = torch.cat((q, k), dim=1)
         q_k = ops.rope(q_k, self._cos, self._sin)
         num_written = len(self._batch.slots)  # padding rows write nothing
-        ops.write_kv(k_cache, v_cache, self._places, q_k[:num_written, num_q:], v[:num_written])
+        ops.write_kv(cache.k, cache.v, self._places, q_k[:num_written, num_q:], v[:num_written])
         return q_k[:, :num_q]
 
-    def tree_attention(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, window: int | None
-    ) -> Tensor:
+    def tree_attention(self, q: Tensor, cache: LayerCache, window: int | None) -> Tensor:
         groups = self._groups.get(window)
         if groups is None:
             groups = attention_groups(self._batch.segments, self._block_size, window)
             self._groups[window] = groups
-        return ops.tree_attention(q, k_cache, v_cache, groups, self._shape.scale)
+        return ops.tree_attention(q, cache.k, cache.v, groups, self._shape.scale)

@@ -8,6 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from specdec.kernels.layer_cache import LayerCache
+
 
 @dataclass(frozen=True)
 class HeadShape:
@@ -44,20 +46,13 @@ class StepOps(Protocol):
         """silu(gate) * up for fused [rows, 2 * dim]; returns [rows, dim]."""
 
     def rope_write(
-        self,
-        qkv: Tensor,
-        q_norm: Tensor | None,
-        k_norm: Tensor | None,
-        k_cache: Tensor,
-        v_cache: Tensor,
+        self, qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, cache: LayerCache
     ) -> Tensor:
         """Norm and rotate q and k, write k and v to their slots, return q.
 
-        qkv: [rows, (num_heads + 2 * num_kv_heads) * head_dim]; norms fp32 [head_dim]; caches
-        [num_blocks, num_kv_heads, block_size, head_dim]. Returns [rows, num_heads, head_dim].
+        qkv: [rows, (num_heads + 2 * num_kv_heads) * head_dim]; norms fp32 [head_dim].
+        Returns [rows, num_heads, head_dim].
         """
 
-    def tree_attention(
-        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, window: int | None
-    ) -> Tensor:
+    def tree_attention(self, q: Tensor, cache: LayerCache, window: int | None) -> Tensor:
         """Attention over the paged cache, ancestors only within a tree. Returns the shape of q."""

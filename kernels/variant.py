@@ -24,5 +24,7 @@ class Variant:
     signature: Mapping[str, str]
     constants: Mapping[str, Any]
     options: Mapping[str, Any] = field(default_factory=dict)
+    amd_options: Mapping[str, Any] = field(default_factory=dict)  # what differs on AMD targets
     multiples_of_16: tuple[str, ...] = ()
     is_hot: bool = True
+    targets: tuple[str, ...] = ()  # where it is used, as `aot` names them; empty = everywhere

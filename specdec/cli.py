@@ -1,4 +1,4 @@
-"""The command line: generate, serve, pull, info, bench."""
+"""The command line: generate, serve, pull, info, bench, kernels."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ app = typer.Typer(
 )
 bench_app = typer.Typer(help="Measure on this machine.", invoke_without_command=True)
 app.add_typer(bench_app, name="bench")
+kernels_app = typer.Typer(help="The Triton kernels of the GPU path.", invoke_without_command=True)
+app.add_typer(kernels_app, name="kernels")
 
 Model = Annotated[str, typer.Option(help="Folder of safetensors, hub id, or the built-in name.")]
 Drafter = Annotated[str, typer.Option(help="Who guesses: none, ngram, or a registered drafter.")]
@@ -67,6 +69,7 @@ def _fail(message: str, exit_code: int) -> NoReturn:
     sys.exit(exit_code)
 
 
+@kernels_app.callback()
 @bench_app.callback()
 def _need_command(context: typer.Context) -> None:
     """Answer a missing command with the help, over as many lines as it has."""
@@ -311,6 +314,23 @@ def latency(
         rounds=rounds,
     )
     print(json.dumps(report) if as_json else render(report))
+
+
+@kernels_app.command(name="compile")
+def compile_kernels(
+    target: Annotated[
+        list[str] | None, typer.Option(help="GPU to compile for; repeatable; default: all known.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compile every kernel for every GPU; needs none. Exit code 1 if one must not ship."""
+    from specdec.evals.kernel_report import compile_kernels as run
+    from specdec.evals.kernel_report import render
+
+    report = run(target or ())
+    print(json.dumps(report) if as_json else render(report))
+    if report["num_failed"]:
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ class Committer:
 
     def commit(self, plan: StepPlan, verified: Sequence[VerifiedStep]) -> StepOutcome:
         """Advance every request of the plan. A stop or a limit cuts tokens, logprobs and counts."""
+        self._keep_paths(verified)
         for chunk in plan.prefill_chunks:
             chunk.request.num_computed = chunk.end
             self._publish(chunk.request)
@@ -58,7 +59,6 @@ class Committer:
             self._kv_cache.scrub(self._private_blocks(request))
             request.finish("error", item.error)
             return ()
-        self._keep_path(request, item.verdict.path)
         kept = []
         for record in item.records:
             request.append(record, self._eos_token_ids)
@@ -73,17 +73,24 @@ class Committer:
             self._scheduler.trim(request)
         return tuple(kept)
 
-    def _keep_path(self, request: Request, path: Sequence[int]) -> None:
-        """Move the accepted nodes' keys and values to the slots of their positions.
+    def _keep_paths(self, verified: Sequence[VerifiedStep]) -> None:
+        """Move the accepted nodes' keys and values to the slots of their positions, all at once.
 
         Node i lies in the slot of position root + i; the k-th accepted node belongs to root + k.
+        Nothing is done where every path lies in its place already.
         """
-        root = request.num_tokens - 1
-        moves = [(node, depth) for depth, node in enumerate(path, start=1) if node != depth]
-        if moves:
-            table, size = request.block_ids, self._pool.block_size
-            src = [slot_at(table, root + node, size) for node, _ in moves]
-            dst = [slot_at(table, root + depth, size) for _, depth in moves]
+        size = self._pool.block_size
+        src: list[int] = []
+        dst: list[int] = []
+        for item in verified:
+            request = item.step.request
+            table, root = request.block_ids, request.num_tokens - 1
+            for depth, node in enumerate(item.verdict.path, start=1):
+                if node != depth:
+                    src.append(slot_at(table, root + node, size))
+                    dst.append(slot_at(table, root + depth, size))
+                    assert not self._pool.is_shared(dst[-1] // size), "a shared block is read only"
+        if src:
             self._kv_cache.move(src, dst)
 
     def _publish(self, request: Request) -> None:

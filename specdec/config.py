@@ -10,6 +10,7 @@ from specdec.errors import UsageError
 
 Verification = Literal["coupled", "rejection", "typical"]
 DType = Literal["auto", "bf16", "fp16", "fp32"]
+KVDType = Literal["auto", "fp8"]
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 MAX_NODE_BUDGET = 255  # a tree is at most 256 nodes, root included: four 64-bit ancestor words
@@ -21,7 +22,9 @@ class EngineConfig:
 
     Sizes are in tokens unless the name says otherwise. `token_budget` bounds the query tokens of
     a step: decodes come first, prefill chunks share what is left, so a long prompt never stalls a
-    running stream for more than one step of that size. `kv_memory_mib` sizes the KV cache.
+    running stream for more than one step of that size. `kv_memory_mib` sizes the KV cache,
+    `kv_dtype` "fp8" halves it on a GPU. `deterministic` makes a token's logits depend on its own
+    path alone; the CPU always does, a GPU may be faster without.
 
     Example: `EngineConfig(drafter="ngram", node_budget=16)`.
     Raises UsageError when a value makes no sense.
@@ -39,11 +42,17 @@ class EngineConfig:
     block_size: int = 32
     kv_memory_mib: int = 1024
     prefix_cache: bool = True
+    kv_dtype: KVDType = "auto"
+    deterministic: bool = True
     threads: int | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in get_args(DType):
             raise UsageError(f"unknown dtype {self.dtype!r}; choose from {_names(DType)}")
+        if self.kv_dtype not in get_args(KVDType):
+            raise UsageError(f"unknown KV dtype {self.kv_dtype!r}; choose from {_names(KVDType)}")
+        if self.kv_dtype == "fp8" and self.device == "cpu":
+            raise UsageError("an fp8 KV cache needs a GPU; use --kv-dtype auto")
         if self.verification not in get_args(Verification):
             raise UsageError(
                 f"unknown verification {self.verification!r}; choose from {_names(Verification)}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from specdec.block_pool import BlockPool
 from specdec.commit import Committer, StepOutcome, VerifiedStep
@@ -13,17 +12,14 @@ from specdec.config import EngineConfig
 from specdec.controller import FixedBudget
 from specdec.drafting import Drafter, load_drafter
 from specdec.errors import ContextLengthExceeded, InvalidRequest
-from specdec.kernels.batch import Batch
 from specdec.loading import LoadedModel, load_model, make_kv_cache
 from specdec.model_runner import ModelRunner
-from specdec.plan import StepPlan
 from specdec.request import Request, RequestOutput, TokenRecord
 from specdec.sampling import Sampler
 from specdec.scheduler import Scheduler
 from specdec.text import StopMatcher
 from specdec.tokenizer import Tokenizer
-from specdec.tree import DraftTree
-from specdec.verification import NO_VERDICT, records, verify
+from specdec.verifier import make_verifier
 
 
 class Engine:
@@ -65,6 +61,7 @@ class Engine:
             max_model_len=self.loaded.max_model_len,
         )
         self.controller = FixedBudget(config.node_budget)
+        self._verifier = make_verifier(config.verification, kv_cache.data.device)
         self._committer = Committer(self.scheduler, kv_cache, self.loaded.eos_token_ids)
         self._samplers: dict[str, Sampler] = {}
         self._requests: dict[str, Request] = {}
@@ -149,35 +146,9 @@ class Engine:
         trees = self.drafter.draft(plan.decode_steps)
         batch = self.runner.pack(plan, trees)
         logits = self.runner.forward(batch)
-        verified = self._verify(plan, trees, logits, batch)
+        verified = self._verifier.verify(plan, trees, logits, batch, self._samplers)
         outcome = self._committer.commit(plan, verified)
         return outputs + self._report(outcome, verified)
-
-    def _verify(
-        self, plan: StepPlan, trees: Sequence[DraftTree], logits: Tensor, batch: Batch
-    ) -> list[VerifiedStep]:
-        """A verdict per decode step; a request with broken logits fails alone."""
-        is_finite = logits.sum(-1, dtype=torch.float32).isfinite().tolist()
-        verified = []
-        for index, (step, tree) in enumerate(zip(plan.decode_steps, trees, strict=True)):
-            request = step.request
-            first, last = batch.first_logit[index : index + 2]
-            rows = logits[first:last]
-            if not all(is_finite[first:last]):
-                verified.append(VerifiedStep(step, tree, NO_VERDICT, (), "logits are not finite"))
-                continue
-            verdict = verify(
-                self.config.verification,
-                tree,
-                rows,
-                self._samplers[request.request_id],
-                request.output_ids,
-            )
-            tokens = records(
-                verdict, rows, step=request.stats.num_steps, num_logprobs=request.params.logprobs
-            )
-            verified.append(VerifiedStep(step, tree, verdict, tuple(tokens)))
-        return verified
 
     def _report(
         self, outcome: StepOutcome, verified: Sequence[VerifiedStep]

@@ -10,9 +10,12 @@ import torch
 from specdec import checkpoints
 from specdec.config import DType, EngineConfig
 from specdec.errors import UsageError
+from specdec.kernels import dispatch
+from specdec.kernels.attention_group import ROW_TILE
 from specdec.kv_cache import KVCache
 from specdec.model import TargetModel
 from specdec.model_config import ModelConfig
+from specdec.row_invariance import PINNED_ROWS
 from specdec.tokenizer import Tokenizer
 from specdec.weights import ModelWeights
 
@@ -39,6 +42,9 @@ def load_model(config: EngineConfig) -> LoadedModel:
     folder = checkpoints.resolve(config.model)
     raw_config = checkpoints.load_config(folder)
     model_config = ModelConfig.from_checkpoint(raw_config)
+    objection = dispatch.objection(device, model_config.head_dim, config.block_size)
+    if objection is not None:
+        raise UsageError(objection)
     max_model_len = config.max_model_len or model_config.max_position
     if max_model_len > model_config.max_position:
         raise UsageError(
@@ -51,6 +57,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
             checkpoints.open_weights(folder),
             resolve_dtype(config.dtype, device),
             device,
+            _row_tile(config, device),
         )
         tokenizer = loading.result()
     return LoadedModel(
@@ -79,6 +86,8 @@ def make_kv_cache(config: EngineConfig, model: TargetModel, max_model_len: int) 
     shape = model.config
     device = model.weights.embedding.device
     dtype = torch.float32 if device.type == "cpu" else model.weights.dtype
+    if config.kv_dtype == "fp8":
+        dtype = torch.float8_e4m3fn
     per_block = KVCache.bytes_per_block(
         shape.num_layers, shape.num_kv_heads, config.block_size, shape.head_dim, dtype
     )
@@ -104,6 +113,13 @@ def make_kv_cache(config: EngineConfig, model: TargetModel, max_model_len: int) 
         raise UsageError(
             f"{config.kv_memory_mib} MiB of KV cache are not to be had; ask for less"
         ) from None
+
+
+def _row_tile(config: EngineConfig, device: torch.device) -> int | None:
+    """Rows that a matrix product may see at a time."""
+    if device.type == "cpu":
+        return ROW_TILE
+    return PINNED_ROWS if config.deterministic else None
 
 
 def _device(name: str) -> torch.device:

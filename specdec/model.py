@@ -16,7 +16,7 @@ class TargetModel:
     """Maps a step's query tokens to logits, writing their keys and values to the KV cache.
 
     The residual stream and everything between matrix products is fp32; the products run in the
-    weights' dtype. Rows are invariant in batches padded by `padding`.
+    weights' dtype. With a row tile, rows are invariant in batches padded by `padding`.
     """
 
     def __init__(self, config: ModelConfig, weights: ModelWeights, max_model_len: int) -> None:
@@ -31,9 +31,17 @@ class TargetModel:
             config.head_dim**-0.5,
             config.norm_eps,
         )
-        sample = weights.layers[0]
-        products = (sample.qkv, sample.output, sample.gate_up, sample.down, weights.head)
-        self.min_rows = min_rows(products, weights.dtype)
+        self.min_rows = 1
+        if weights.row_tile is not None:
+            sample = weights.layers[0]
+            products = (sample.qkv, sample.output, sample.gate_up, sample.down, weights.head)
+            is_cpu = device.type == "cpu"
+            self.min_rows = min_rows(products, weights.dtype) if is_cpu else weights.row_tile
+
+    def padding(self, num_rows: int) -> int:
+        """Rows to add to a batch of `num_rows` for its rows to be invariant."""
+        tile = self.weights.row_tile
+        return 0 if tile is None else padding(num_rows, self.min_rows, tile)
 
     @torch.inference_mode()
     def forward(self, ops: StepOps, kv_cache: KVCache) -> Tensor:
@@ -42,10 +50,10 @@ class TargetModel:
         x = self.weights.embedding[ops.token_ids].float()  # [num_rows, hidden]
         delta: Tensor | None = None
         for index, layer in enumerate(self.weights.layers):
-            k_cache, v_cache = kv_cache.layer(index)
+            cache = kv_cache.layer(index)
             x, normed = ops.add_rms_norm(x, delta, layer.input_norm, eps, dtype)
-            q = ops.rope_write(layer.qkv(normed), layer.q_norm, layer.k_norm, k_cache, v_cache)
-            mixed = ops.tree_attention(q, k_cache, v_cache, self.config.windows[index])
+            q = ops.rope_write(layer.qkv(normed), layer.q_norm, layer.k_norm, cache)
+            mixed = ops.tree_attention(q, cache, self.config.windows[index])
             attended = layer.output(mixed.flatten(1).to(dtype))
             x, normed = ops.add_rms_norm(x, attended, layer.mlp_norm, eps, dtype)
             delta = layer.down(ops.silu_mul(layer.gate_up(normed)))
@@ -54,7 +62,7 @@ class TargetModel:
 
     def _logits(self, ops: StepOps, x: Tensor, delta: Tensor) -> Tensor:
         num_logits = x.shape[0]
-        if missing := padding(num_logits, self.min_rows):
+        if missing := self.padding(num_logits):
             x, delta = (torch.nn.functional.pad(t, (0, 0, 0, missing)) for t in (x, delta))
         norm = self.weights.final_norm
         _, normed = ops.add_rms_norm(x, delta, norm, self.config.norm_eps, self.weights.dtype)

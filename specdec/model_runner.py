@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import Tensor
 
+from specdec.kernels import dispatch
 from specdec.kernels.batch import Batch
 from specdec.kernels.reference_step import ReferenceStep
 from specdec.kernels.segment import Segment
@@ -14,7 +16,6 @@ from specdec.kv_cache import KVCache, slot_at
 from specdec.model import TargetModel
 from specdec.plan import StepPlan
 from specdec.request import Request
-from specdec.row_invariance import padding
 from specdec.tree import DraftTree
 
 
@@ -46,7 +47,9 @@ class ModelRunner:
         )
 
     def forward(self, batch: Batch) -> Tensor:
-        """Exactly one target forward: logits [num_logits, vocab]."""
+        """Exactly one target forward: logits [num_logits, vocab], valid until the next one."""
+        if dispatch.uses_triton(self.kv_cache.data.device):
+            return self._on_device(batch)
         model = self.model
         ops = ReferenceStep(
             batch,
@@ -54,9 +57,15 @@ class ModelRunner:
             model.cos,
             model.sin,
             block_size=self.kv_cache.block_size,
-            num_padding=padding(batch.num_rows, model.min_rows),
+            num_padding=model.padding(batch.num_rows),
         )
         return model.forward(ops, self.kv_cache)
+
+    @cached_property
+    def _on_device(self) -> Callable[[Batch], Tensor]:
+        from specdec.device_forward import DeviceForward  # imports triton
+
+        return DeviceForward(self.model, self.kv_cache)
 
 
 @dataclass

@@ -17,6 +17,8 @@ from specdec.weights import PackedLinear
 _CANDIDATES = (4, 8, 16, ROW_TILE)
 # In bf16 another summation order shows in about one output of 5000: look at many.
 _NUM_OUTPUTS = 2**17
+# On a GPU libraries change kernels at many numbers of rows: products see this many, never others.
+PINNED_ROWS = 64
 
 
 def min_rows(products: Iterable[PackedLinear], dtype: torch.dtype) -> int:
@@ -27,12 +29,12 @@ def min_rows(products: Iterable[PackedLinear], dtype: torch.dtype) -> int:
     return max(_min_rows(product, dtype) for product in products)
 
 
-def padding(num_rows: int, min_rows: int) -> int:
+def padding(num_rows: int, min_rows: int, row_tile: int = ROW_TILE) -> int:
     """Rows to add so that no product sees fewer than `min_rows`, the rest after full tiles too.
 
     Example: 33 rows are a tile of 32 and a rest of one, which for `min_rows` 4 lacks three.
     """
-    rest = num_rows % ROW_TILE
+    rest = num_rows % row_tile
     return 0 if num_rows and not rest else max(min_rows - rest, 0)
 
 

@@ -5,8 +5,12 @@ cannot depend on which other rows were verified beside it. The order of the step
 
     1. repetition penalty (prompt and output), presence and frequency penalty (output)
     2. logit bias, allowed tokens, bad words, no end before min_tokens
-    3. temperature
+    3. temperature: scaled = row * fp32(1 / temperature)
     4. top-k, then top-p over what top-k left, then min-p relative to the likeliest token
+
+A token survives the last step by its value alone, so that truncation is one number per row, the
+threshold, and tokens of equal value share their fate. The same number and the same choice come
+out of `kernels/truncation.py` and `kernels/gumbel_argmax.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.noise import gumbel, gumbel_all
+from specdec.noise import gumbel, gumbel_all, negative_log
 from specdec.params import SamplingParams
 
 _NEG_INF = float("-inf")
@@ -28,7 +32,8 @@ _NUCLEUS_GUESS = 256  # top-p looks at this many tokens before it sorts the whol
 class Survivors:
     """Tokens that survive truncation, with the target's fully processed log-probabilities.
 
-    `token_ids` int64 [n], or None for the whole vocabulary in order; `log_probs` [n], sums to 1.
+    `token_ids` int64 [n], ascending, or None for the whole vocabulary; `log_probs` fp32 [n], whose
+    exponentials sum to 1.
     """
 
     token_ids: Tensor | None
@@ -60,6 +65,12 @@ class Sampler:
     ) -> None:
         self.params = params
         self.seed = seed
+        # One rounding to fp32, as a GPU kernel is given it.
+        inverse = 0.0 if params.is_greedy else 1 / params.temperature
+        self.inverse_temperature = float(torch.tensor(inverse, dtype=torch.float32))
+        min_p = torch.tensor(params.min_p, dtype=torch.float32)
+        is_cutting = min_p >= torch.finfo(torch.float32).tiny  # else too small to cut anything
+        self._min_p_gap = float(negative_log(min_p)) if is_cutting else None
         self._num_prompt = len(prompt_ids)
         self._prompt_unique = torch.tensor(sorted(set(prompt_ids)), dtype=torch.int64)
         self._end_ids = torch.tensor(
@@ -77,33 +88,56 @@ class Sampler:
         """Absolute position of the token that follows `output_ids`; keys the noise."""
         return self._num_prompt + len(output_ids)
 
+    def changes_logits(self, num_output: int) -> bool:
+        """Whether penalties, bias or bans may change a row that `num_output` tokens lead to."""
+        params = self.params
+        return (
+            params.repetition_penalty != 1.0
+            or params.presence_penalty != 0.0
+            or params.frequency_penalty != 0.0
+            or len(self._bias_ids) > 0
+            or self._allowed is not None
+            or len(params.bad_words) > 0
+            or num_output < params.min_tokens
+        )
+
     def choose(self, logits: Tensor, output_ids: Sequence[int]) -> int:
-        """The target's token y = argmax(log p_target + Gumbel noise), or argmax when greedy.
+        """The target's token y = argmax(scaled + Gumbel noise) over the survivors, in fp32.
 
         logits: [vocab], raw. output_ids: the output that leads to this row, the node's own path
-        included. Same seed, position and row give the same token whatever was drafted.
+        included. Same seed, position and row give the same token whatever was drafted. The lowest
+        token id wins a tie; greedy takes the argmax of the row.
+        """
+        row = self._processed(logits, output_ids)
+        if self.params.is_greedy:
+            return int(row.argmax())
+        scaled = row * self.inverse_temperature
+        token_ids = self._surviving(scaled)
+        position = self.position(output_ids)
+        if token_ids is None:
+            return int((scaled + gumbel_all(self.seed, position, len(row), row.device)).argmax())
+        noise = gumbel(self.seed, position, token_ids)
+        return int(token_ids[(scaled[token_ids] + noise).argmax()])
+
+    def threshold(self, logits: Tensor, output_ids: Sequence[int]) -> float:
+        """The least value of `scaled` that survives, an fp32 number; -inf where nothing is cut.
+
+        logits: [vocab], raw; output_ids as in `choose`. Greedy: -inf, for truncation cannot
+        change an argmax. Tokens at -inf (banned) never survive, whatever the threshold.
         """
         if self.params.is_greedy:
-            return int(self._processed(logits, output_ids).argmax())
-        survivors = self.survivors(logits, output_ids)
-        position = self.position(output_ids)
-        if survivors.token_ids is None:
-            noise = gumbel_all(self.seed, position, len(survivors.log_probs), logits.device)
-            return int((survivors.log_probs + noise).argmax())
-        noise = gumbel(self.seed, position, survivors.token_ids)
-        return int(survivors.token_ids[(survivors.log_probs + noise).argmax()])
+            return _NEG_INF
+        return self._threshold(self._processed(logits, output_ids) * self.inverse_temperature)
 
     def survivors(self, logits: Tensor, output_ids: Sequence[int]) -> Survivors:
         """The fully processed distribution p_target at a node. Greedy: all mass on the argmax."""
-        params = self.params
         row = self._processed(logits, output_ids)
-        if params.is_greedy:
+        if self.params.is_greedy:
             return Survivors(row.argmax()[None], torch.zeros(1))
-        row = row / params.temperature
-        if params.top_k or params.top_p < 1.0 or params.min_p > 0.0 or self._allowed is not None:
-            token_ids = self._truncate(row)
-            return Survivors(token_ids, row[token_ids].log_softmax(0))
-        return Survivors(None, row.log_softmax(0))
+        scaled = row * self.inverse_temperature
+        token_ids = self._surviving(scaled)
+        kept = scaled if token_ids is None else scaled[token_ids]
+        return Survivors(token_ids, kept.log_softmax(0))
 
     def _processed(self, logits: Tensor, output_ids: Sequence[int]) -> Tensor:
         params = self.params
@@ -131,34 +165,44 @@ class Sampler:
             row[self._end_ids] = _NEG_INF
         return row
 
-    def _truncate(self, row: Tensor) -> Tensor:
-        """Token ids that survive top-k, top-p and min-p, likeliest first. int64 [n]."""
-        params = self.params
-        limit = min(params.top_k or len(row), len(row))
-        ranked, ids = row.topk(min(limit, _NUCLEUS_GUESS))
-        if limit > len(ranked) and not self._is_enough(row, ranked):
-            ranked, ids = row.topk(limit)
-        keep = ranked > _NEG_INF
-        # Mass is relative to what top-k left: the tail counts unless top-k has cut it.
-        total = (ranked if params.top_k else row).logsumexp(0)
-        probs = (ranked - total).exp()
-        if params.top_p < 1.0:
-            keep &= probs.cumsum(0) - probs < params.top_p
-        if params.min_p > 0.0:
-            keep &= probs >= params.min_p * probs[0]
-        keep[0] = True
-        return ids[keep]
+    def _surviving(self, scaled: Tensor) -> Tensor | None:
+        """Token ids that survive truncation, ascending, or None for all. int64 [n]."""
+        threshold = self._threshold(scaled)
+        if threshold > _NEG_INF:
+            return (scaled >= threshold).nonzero()[:, 0]
+        if self._allowed is None:
+            return None
+        token_ids = (scaled > _NEG_INF).nonzero()[:, 0]
+        # With everything banned one token must still come out.
+        return token_ids if len(token_ids) else scaled.argmax()[None]
 
-    def _is_enough(self, row: Tensor, ranked: Tensor) -> bool:
-        """Whether the tokens beyond `ranked` are sure to be truncated."""
+    def _threshold(self, scaled: Tensor) -> float:
         params = self.params
-        if params.top_k:
-            return False  # the nucleus is relative to all k
-        last = float((ranked[-1] - ranked[0]).exp())
-        if last == 0.0 or last < params.min_p:
-            return True
-        mass = float((ranked - row.logsumexp(0)).exp().sum())
-        return mass - last > params.top_p
+        threshold, kept = _NEG_INF, scaled
+        if 0 < params.top_k < len(scaled):
+            last = float(scaled.topk(params.top_k).values[-1])
+            if last > _NEG_INF:
+                threshold, kept = last, scaled[scaled >= last]
+        if params.top_p < 1.0 or self._min_p_gap is not None:
+            top = kept.max()
+            if not top > _NEG_INF:  # everything is banned, or NaN
+                return threshold
+            if params.top_p < 1.0:
+                threshold = max(threshold, self._nucleus(kept, top))
+            if self._min_p_gap is not None:
+                threshold = max(threshold, float(top - self._min_p_gap))
+        return threshold
+
+    def _nucleus(self, kept: Tensor, top: Tensor) -> float:
+        """The least value above which the mass is less than top_p of all. kept: [n], any order."""
+        total = (kept - top).exp().sum(dtype=torch.float64)
+        for size in sorted({min(_NUCLEUS_GUESS, len(kept)), len(kept)}):
+            ranked = kept.topk(size).values
+            masses = (ranked - top).exp().cumsum(0, dtype=torch.float64)
+            num_full = int((masses < self.params.top_p * total).sum())
+            if num_full < size:
+                break
+        return float(ranked[min(num_full, size - 1)])
 
 
 def raw_log_probs(

@@ -22,15 +22,18 @@ class TensorSource(Protocol):
 class PackedLinear:
     """y = x W^T + b, with the weight packed by oneDNN on the CPU.
 
-    Products see at most ROW_TILE rows at a time, so that a row's result does not depend on how
-    many rows stand beside it (docs/adr/0003).
+    Products see at most `row_tile` rows at a time, so that a row's result does not depend on how
+    many rows stand beside it (docs/adr/0003); None = all at once.
 
     weight: [out_features, in_features]; x: [num_rows, in_features].
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, *, row_tile: int | None = ROW_TILE
+    ) -> None:
         self.out_features, self.in_features = weight.shape
         self._bias = bias
+        self._row_tile = row_tile
         self._is_packed = (
             weight.device.type == "cpu"
             and weight.dtype != torch.float16  # packs only on the few processors that compute it
@@ -43,9 +46,9 @@ class PackedLinear:
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.shape[0] <= ROW_TILE:
+        if self._row_tile is None or x.shape[0] <= self._row_tile:
             return self._product(x)
-        return torch.cat([self._product(rows) for rows in x.split(ROW_TILE)])
+        return torch.cat([self._product(rows) for rows in x.split(self._row_tile)])
 
     def _product(self, x: Tensor) -> Tensor:
         if not self._is_packed:
@@ -79,12 +82,18 @@ class ModelWeights:
     final_norm: Tensor
     head: PackedLinear
     dtype: torch.dtype
+    row_tile: int | None
 
     @classmethod
     def load(
-        cls, config: ModelConfig, source: TensorSource, dtype: torch.dtype, device: torch.device
+        cls,
+        config: ModelConfig,
+        source: TensorSource,
+        dtype: torch.dtype,
+        device: torch.device,
+        row_tile: int | None = ROW_TILE,
     ) -> ModelWeights:
-        """Fuse q, k, v and gate, up; pack every product's weight.
+        """Fuse q, k, v and gate, up; pack every product's weight for `row_tile` rows at a time.
 
         Raises CheckpointError if a tensor is missing.
         """
@@ -96,7 +105,7 @@ class ModelWeights:
 
         def linear(*names: str, has_bias: bool) -> PackedLinear:
             bias = get(*names, suffix="bias") if has_bias else None
-            return PackedLinear(get(*names), bias)
+            return PackedLinear(get(*names), bias, row_tile=row_tile)
 
         def norm(name: str) -> Tensor:
             return get(name, as_dtype=torch.float32)
@@ -120,6 +129,7 @@ class ModelWeights:
             embedding=embedding,
             layers=tuple(layer(index) for index in range(config.num_layers)),
             final_norm=norm("model.norm"),
-            head=PackedLinear(embedding if config.is_tied else get("lm_head")),
+            head=PackedLinear(embedding if config.is_tied else get("lm_head"), row_tile=row_tile),
             dtype=dtype,
+            row_tile=row_tile,
         )

@@ -2,7 +2,7 @@
 
 The code under test is run with its noise and coins scripted, until every decision it can take is
 known: which coins accept (found by bisection, so that no formula is repeated here) and which row
-of log-probabilities each Gumbel draw was added to. That decision tree gives the exact law of the
+of scores each Gumbel draw was added to. That decision tree gives the exact law of the
 first tokens; followed with the real noise of many seeds at once it gives 200,000 draws.
 """
 
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from specdec import sampling, verification
 from specdec.config import Verification
-from specdec.noise import COIN_STREAM, GUMBEL_STREAM, _to_gumbel, philox
+from specdec.noise import COIN_STREAM, GUMBEL_STREAM, gumbel_of_words, philox
 from specdec.params import SamplingParams
 from specdec.sampling import Sampler
 from specdec.tree import DraftTree
@@ -165,7 +165,7 @@ class Explorer:
         if log_probs is not None:
             finite = log_probs.isfinite().tolist()
             then = tuple(self._after(key, i) if ok else None for i, ok in enumerate(finite))
-            return GumbelDraw(key[1], key[2], log_probs.double(), then)
+            return GumbelDraw(key[1], key[2], log_probs, then)
         low, high = 1e-12, 1 - 1e-12
         if (first := self._sign(key, low)) == self._sign(key, high):
             return self._after(key, 0.5)
@@ -224,7 +224,7 @@ def draws_of(decision: Decision, seeds: Tensor) -> Iterator[tuple[TokenIds, Tens
         yield from draws_of(decision.high, seeds[~is_low])
     elif isinstance(decision, GumbelDraw):
         words = words_of(seeds, decision.position, GUMBEL_STREAM, 0)  # all of the vocabulary's 4
-        noise = _to_gumbel(words)[:, list(decision.token_ids)]
+        noise = gumbel_of_words(words)[:, list(decision.token_ids)]
         winners = (decision.log_probs + noise).argmax(1)
         for index, then in enumerate(decision.then):
             if then is not None:

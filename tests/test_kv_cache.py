@@ -56,7 +56,8 @@ def test_overlapping_moves(src: list[int], dst: list[int]) -> None:
     before = by_slot(cache)
     cache.move(src, dst)
     assert torch.equal(by_slot(cache)[dst], before[src])
-    keys, values = cache.layer(1)
+    layer = cache.layer(1)
+    keys, values = layer.k, layer.v
     block, offset = divmod(dst[0], BLOCK_SIZE)
     assert torch.equal(keys[block, :, offset], before[src[0], 1, 0])
     assert torch.equal(values[block, :, offset], before[src[0], 1, 1])

@@ -169,7 +169,7 @@ def test_tree_attention_is_dense_attention(
     batch = runner.pack(StepPlan(tuple(chunks), tuple(steps)), [job.tree for job in mix])
     heads = shape.num_kv_heads * shape.ratio
     q = randn(batch.num_rows + num_padding, heads, shape.head_dim, seed=seed + 1)
-    k_cache, v_cache = cache.layer(0)
+    k_cache, v_cache = cache.layer(0).k, cache.layer(0).v
     scale = shape.head_dim**-0.5
     got = reference.tree_attention(
         q, k_cache, v_cache, attention_groups(batch.segments, size, window), scale

@@ -1,0 +1,210 @@
+"""AttentionTiles: a step's segments as the integer tables that the Triton kernels read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.segment import Segment
+
+MAX_WORDS = 4  # 64-bit ancestor words: at most 256 nodes, root included
+# Deterministic mode. A split is a fixed range of absolute positions, and every row sees products
+# of one shape, so that a row's sums run in the same order whatever is drafted beside it.
+FIXED_SPLIT = 512
+FIXED_BLOCK_M = 64
+MAX_BLOCK_M = 64  # largest tile, except where `Processors.has_large_tiles`
+
+
+@dataclass(frozen=True)
+class Processors:
+    """What a device offers a launch: `count` multiprocessors, and whether 128-row tiles fit one."""
+
+    count: int
+    has_large_tiles: bool
+
+
+@dataclass(frozen=True)
+class TileShape:
+    """What a launch of the kernels is compiled and sized for.
+
+    A tile packs `block_m // group` rows times the `group` query heads of one key head; keys come
+    `block_n` at a time. `split_size` 0 cuts a segment's keys into `num_splits` equal parts, else
+    splits are that many absolute positions long and `num_splits` of them cover the longest row.
+    """
+
+    group: int  # query heads per key head
+    block_m: int
+    block_n: int
+    num_splits: int
+    split_size: int
+    words: int
+
+    @property
+    def rows_per_tile(self) -> int:
+        return self.block_m // self.group
+
+    @property
+    def is_deterministic(self) -> bool:
+        return self.split_size > 0
+
+
+@dataclass(frozen=True)
+class AttentionTiles:
+    """Tables of one step, int32 but for `ancestors`; all on the kernels' device.
+
+    A tile is (`tile_segments[t]`, its first row within the segment `tile_rows[t]`). A segment has
+    rows [first_rows[s], first_rows[s] + num_rows[s]) of the batch, and place i of its request lies
+    in block `block_tables[s, i // block_size]`. All its rows read the keys of positions below
+    `shared_lens[s]`, each up to its own position. After them come `num_own[s]` places from
+    `roots[s]` on, whose keys a row sees by its ancestor words: the branching trees.
+
+    In deterministic mode a branching tree shares whole tiles only, and `tail_rows` lists its rows
+    (with their segments in `tail_segments`): each reads the rest in the order of positions.
+    """
+
+    tile_segments: Tensor  # [num_tiles]
+    tile_rows: Tensor  # [num_tiles]
+    first_rows: Tensor  # [num_segments]
+    num_rows: Tensor  # [num_segments]
+    roots: Tensor  # [num_segments]
+    shared_lens: Tensor  # [num_segments]
+    num_own: Tensor  # [num_segments]
+    block_tables: Tensor  # [num_segments, blocks of the longest]
+    positions: Tensor  # [num_rows of the batch]
+    ancestors: Tensor  # int64 [num_rows of the batch, words]
+    tail_rows: Tensor  # [num_tail]
+    tail_segments: Tensor  # [num_tail]
+    shape: TileShape
+
+
+def tile_shape(
+    segments: Sequence[Segment],
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    is_deterministic: bool,
+    processors: Processors,
+) -> TileShape:
+    """Shape of the launch for these segments on a device."""
+    group = num_heads // num_kv_heads
+    longest = max((max(s.positions) + 1 for s in segments), default=1)
+    most_rows = max((s.num_rows for s in segments), default=1)
+    tree_rows = max((s.num_rows for s in segments if s.ancestors is not None), default=1)
+    words = _power_of_two(-(-tree_rows // 64))
+    smallest = max(16, _power_of_two(group))
+    block_n = block_of_keys(head_dim)
+    if is_deterministic:
+        num_splits = _power_of_two(-(-longest // FIXED_SPLIT))
+        return TileShape(
+            group, max(FIXED_BLOCK_M, smallest), block_n, num_splits, FIXED_SPLIT, words
+        )
+    largest = 2 * MAX_BLOCK_M if processors.has_large_tiles and head_dim <= 128 else MAX_BLOCK_M
+    block_m = max(smallest, min(largest, _power_of_two(most_rows * group)))
+    num_tiles = sum(-(-s.num_rows // (block_m // group)) for s in segments)
+    num_splits = splits(longest, num_tiles * num_kv_heads, processors.count)
+    return TileShape(group, block_m, block_n, num_splits, 0, words)
+
+
+def block_of_keys(head_dim: int) -> int:
+    """Keys per tile of a kernel: a divisor of 64 and of FIXED_SPLIT."""
+    return 32 if head_dim > 128 else 64
+
+
+def splits(context: int, num_programs: int, num_processors: int) -> int:
+    """How many parts a context is cut into, so that a short tree still fills the chip.
+
+    The fixed table: enough parts for two programs per processor, but none shorter than 256 keys
+    and no more than 64. Context and programs enter as powers of two, so that a result depends on
+    their bucket alone.
+
+    Example: 32k keys, one tree in one tile, 8 key heads, 132 processors: 32 parts.
+    """
+    wanted = -(-2 * num_processors // _power_of_two(max(1, num_programs)))
+    room = _power_of_two(context) // 256
+    return max(1, min(_power_of_two(wanted), room, 64))
+
+
+def make_tiles(
+    segments: Sequence[Segment],
+    shape: TileShape,
+    *,
+    num_rows: int,
+    device: torch.device,
+) -> AttentionTiles:
+    """The tables of these segments; rows of the batch beyond theirs are padding and give zero."""
+    step = shape.rows_per_tile
+    padding = _padding(segments, num_rows)
+    every = [*segments, *padding]
+    tiles = [(i, row) for i, s in enumerate(every) for row in range(0, s.num_rows, step)]
+    is_tree = [s.ancestors is not None for s in every]
+    shared = [_shared_len(s, shape) for s in segments] + [0] * len(padding)
+    is_own = not shape.is_deterministic
+    own = [s.num_rows if tree and is_own else 0 for s, tree in zip(every, is_tree, strict=True)]
+    tails = [
+        (s.start + row, i)
+        for i, s in enumerate(every)
+        if is_tree[i] and shape.is_deterministic
+        for row in range(s.num_rows)
+    ]
+    width = max((len(s.block_ids) for s in every), default=0) or 1
+
+    def integers(values: Sequence[object]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32).to(device)
+
+    positions = [0] * num_rows
+    ancestors = torch.zeros(num_rows, shape.words, dtype=torch.int64)
+    for s in segments:
+        positions[s.start : s.start + s.num_rows] = s.positions
+        if s.ancestors is not None:
+            rows = slice(s.start, s.start + s.num_rows)
+            ancestors[rows] = ancestor_words(s.ancestors, shape.words)
+    return AttentionTiles(
+        tile_segments=integers([segment for segment, _ in tiles]),
+        tile_rows=integers([row for _, row in tiles]),
+        first_rows=integers([s.start for s in every]),
+        num_rows=integers([s.num_rows for s in every]),
+        roots=integers([s.root for s in every]),
+        shared_lens=integers(shared),
+        num_own=integers(own),
+        block_tables=integers(
+            [[*s.block_ids, *[0] * (width - len(s.block_ids))] for s in every]
+        ).view(len(every), width),
+        positions=integers(positions),
+        ancestors=ancestors.to(device),
+        tail_rows=integers([row for row, _ in tails]),
+        tail_segments=integers([segment for _, segment in tails]),
+        shape=shape,
+    )
+
+
+def ancestor_words(masks: Sequence[int], words: int) -> Tensor:
+    """Ancestor masks as 64-bit words: bit j % 64 of word j // 64 is bit j. int64 [n, words].
+
+    Example: `ancestor_words([1, 3], 1).tolist() == [[1], [3]]`.
+    """
+    data = bytearray(b"".join(mask.to_bytes(8 * words, "little") for mask in masks))
+    return torch.frombuffer(data, dtype=torch.int64).view(len(masks), words)
+
+
+def _shared_len(segment: Segment, shape: TileShape) -> int:
+    """Positions that all rows of a segment read in place."""
+    if segment.ancestors is None:
+        return segment.root + segment.num_rows  # a chain: causal, its own keys included
+    if shape.is_deterministic:
+        return segment.root // shape.block_n * shape.block_n
+    return segment.root
+
+
+def _padding(segments: Sequence[Segment], num_rows: int) -> list[Segment]:
+    """A segment without keys for the rows at the end that belong to none."""
+    end = max((s.start + s.num_rows for s in segments), default=0)
+    return [Segment(end, num_rows - end, 0, ())] if end < num_rows else []
+
+
+def _power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << max(0, n - 1).bit_length()

@@ -1,0 +1,106 @@
+"""DeviceForward: the target forward as Triton kernels over static tables, recorded and replayed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdec.cuda_graphs import (
+    ROW_BUCKETS,
+    Caller,
+    CudaRecorder,
+    RecordedSteps,
+    Recorder,
+    row_bucket,
+)
+from specdec.kernels.attention_tiles import Processors, tile_shape
+from specdec.kernels.batch import Batch
+from specdec.kernels.step_tables import StepTables, TableSizes
+from specdec.kernels.triton_step import TritonStep
+from specdec.kv_cache import KVCache
+from specdec.model import TargetModel
+
+
+class DeviceForward:
+    """Runs batches on the model's device.
+
+    Steps of up to 256 rows are recorded by the sizes of their tables: rows, tiles, segments and
+    splits are rounded up to buckets, so that few recordings serve all steps. Larger ones, prefill
+    chunks, are launched as they are. In deterministic mode (a model with a row tile) products see
+    one number of rows and attention adds keys in the order of positions.
+
+    Example: `DeviceForward(model, kv_cache)(runner.pack(plan, trees))`.
+    """
+
+    def __init__(
+        self, model: TargetModel, kv_cache: KVCache, recorder: Recorder | None = None
+    ) -> None:
+        self._model = model
+        self._kv_cache = kv_cache
+        self._device = kv_cache.data.device
+        self._row_multiple = model.weights.row_tile or 1
+        self._processors = _processors(self._device)
+        on_gpu = self._device.type == "cuda"
+        self._recorded = RecordedSteps(
+            recorder or (CudaRecorder() if on_gpu else Caller()), self._make_tables, self._step
+        )
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Logits [num_logits, vocab], valid until the next call."""
+        sizes = self.sizes(batch)
+        num_logits = len(batch.logit_rows)
+        if sizes.num_rows <= ROW_BUCKETS[-1]:
+            return self._recorded.run(sizes, lambda tables: tables.load(batch))[:num_logits]
+        tables = self._make_tables(sizes)
+        tables.load(batch)
+        return self._step(tables)[:num_logits]
+
+    def sizes(self, batch: Batch) -> TableSizes:
+        """The tables' sizes, rounded up to buckets."""
+        segments, heads = batch.segments, self._model.heads
+        shape = tile_shape(
+            segments,
+            num_heads=heads.num_heads,
+            num_kv_heads=heads.num_kv_heads,
+            head_dim=heads.head_dim,
+            is_deterministic=self._model.weights.row_tile is not None,
+            processors=self._processors,
+        )
+        num_rows = row_bucket(batch.num_rows, self._row_multiple)
+        step = shape.rows_per_tile
+        num_tiles = sum(-(-s.num_rows // step) for s in segments)
+        num_tiles += -(-(num_rows - batch.num_rows) // step)
+        num_tails = 0
+        if shape.is_deterministic:
+            num_tails = sum(s.num_rows for s in segments if s.ancestors is not None)
+        blocks = -(-self._model.cos.shape[0] // self._kv_cache.block_size)
+        return TableSizes(
+            num_rows=num_rows,
+            num_tiles=_power_of_two(num_tiles),
+            num_segments=_power_of_two(len(segments) + 2),  # padding's, and the one that is empty
+            table_width=blocks + 1,
+            num_tails=row_bucket(num_tails) if num_tails else 0,
+            num_logits=row_bucket(len(batch.logit_rows), self._row_multiple),
+            shape=shape,
+        )
+
+    def _make_tables(self, sizes: TableSizes) -> StepTables:
+        return StepTables(sizes, self._device)
+
+    def _step(self, tables: StepTables) -> Tensor:
+        model = self._model
+        ops = TritonStep(tables, model.heads, model.cos, model.sin)
+        return model.forward(ops, self._kv_cache)
+
+
+def _processors(device: torch.device) -> Processors:
+    """The device's own, or those of a small GPU where kernels are only interpreted."""
+    if device.type != "cuda":
+        return Processors(count=8, has_large_tiles=False)
+    properties = torch.cuda.get_device_properties(device)
+    has_large_tiles = torch.version.hip is None and properties.major in (9, 10)
+    return Processors(properties.multi_processor_count, has_large_tiles)
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()

@@ -1,0 +1,201 @@
+"""Thresholds on the device against those of the Sampler."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdec.kernels import truncation as module
+from specdec.kernels.truncation import thresholds
+from specdec.params import SamplingParams
+from tests.kernels.device import DEVICE, randn
+from tests.kernels.guard import guarded_results
+from tests.kernels.sampled_rows import PARAMS, SampledRows, padded
+
+INF = math.inf
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+MASS_ERROR = 1e-6  # of fp32 exponentials, summed in another order
+
+# Each way of cutting alone, at its ends and with the others.
+MIX = [
+    SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    for temperature, top_k, top_p, min_p in (
+        (1.0, 1, 1.0, 0.0),
+        (0.7, 7, 1.0, 0.0),
+        (1.3, 60, 1.0, 0.0),
+        (1.0, 100_000, 1.0, 0.0),
+        (1.3, 0, 0.9, 0.0),
+        (1.0, 0, 0.3, 0.0),
+        (0.7, 0, 1e-9, 0.0),
+        (100.0, 0, 0.999, 0.0),
+        (1e-5, 0, 0.9, 0.0),
+        (1.0, 0, 1.0, 0.02),
+        (1.3, 0, 1.0, 1.0),
+        (0.7, 60, 0.9, 0.0),
+        (1.3, 7, 0.6, 0.02),
+    )
+]
+
+
+def check(rows: SampledRows) -> list[float]:
+    """Equal thresholds, or a top-p that is decided within rounding. Returns them."""
+    got = thresholds(padded(rows.logits), rows.sampling)
+    assert got.dtype == torch.float32
+    for i, (value, want) in enumerate(zip(got.tolist(), rows.thresholds().tolist(), strict=True)):
+        if value != want:
+            params = rows.params[i]
+            assert params.top_p < 1.0, (params, value, want)
+            check_border(rows.logits[i].cpu(), params, value, want)
+    return got.tolist()
+
+
+def check_border(logits: Tensor, params: SamplingParams, value: float, want: float) -> None:
+    """The values that only one side keeps have a mass above them that is top_p but for rounding."""
+    scaled = logits.float() * torch.tensor(1 / params.temperature, dtype=torch.float32)
+    kept = scaled
+    if params.top_k:
+        kept = scaled[scaled >= scaled.topk(params.top_k).values[-1]]
+    mass = kept.double().softmax(0)
+    low, high = sorted((value, want))
+    disputed = kept[(kept >= low) & (kept < high)].unique()
+    assert len(disputed)
+    for number in disputed:
+        assert abs(float(mass[kept > number].sum()) - params.top_p) < MASS_ERROR
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("spread", [0.02, 1.0, 6.0])
+@pytest.mark.parametrize(("vocab_size", "tile"), [(1, 1024), (3, 64), (100, 64), (700, 1024)])
+def test_equals_the_sampler(
+    vocab_size: int,
+    tile: int,
+    spread: float,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Any mix of parameters, top_k above the vocabulary's size among them."""
+    monkeypatch.setattr(module, "TILE", tile)  # a parameter of speed
+    logits = (spread * randn(len(MIX), vocab_size, seed=vocab_size) - 1).to(dtype)
+    check(SampledRows(logits, MIX))
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype"),
+    [(8193, torch.float32), (8193, torch.float16), (49152, torch.bfloat16)],
+)
+@pytest.mark.parametrize("spread", [0.5, 4.0])
+def test_equals_the_sampler_on_larger_vocabularies(
+    vocab_size: int, dtype: torch.dtype, spread: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TILE", 8192)
+    logits = (spread * randn(len(PARAMS), vocab_size, seed=2)).to(dtype)
+    check(SampledRows(logits, PARAMS))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_equals_the_sampler_on_the_largest(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TILE", 16384)
+    params = [
+        SamplingParams(temperature=0.8, top_k=60_000, top_p=0.999),
+        SamplingParams(temperature=1.0, top_p=0.95, min_p=1e-4),
+    ]
+    check(SampledRows((2 * randn(2, 151_936, seed=3)).to(dtype), params))
+
+
+@pytest.mark.parametrize("values", [1, 2, 5])
+def test_massive_ties(values: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of few values: each is kept or cut as a whole."""
+    monkeypatch.setattr(module, "TILE", 1024)
+    logits = (randn(len(MIX), 3000, seed=values) * 10).round() % values / 2
+    got = check(SampledRows(logits, MIX))
+    cutting = [value for value in got if value > -INF]
+    assert len(cutting) > len(got) / 2
+
+
+def test_top_k_counts_scaled_values() -> None:
+    """Neighbours in fp32 that are one value after scaling, and the two zeros, are ties."""
+    numbers = 1 + torch.arange(100) * 2.0**-23
+    zeros = torch.tensor([0.0, -0.0] * 50)
+    params = [
+        SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
+        for temperature in (1.3, 3.0)
+        for top_k in (1, 2, 3, 50, 99)
+        for top_p in (1.0, 0.5)
+    ]
+    for row in (numbers, -numbers, zeros):
+        shuffled = row[torch.randperm(100, generator=torch.Generator().manual_seed(1))]
+        logits = shuffled.expand(len(params), -1).contiguous().to(DEVICE)
+        scaled = numbers * torch.tensor(1 / 1.3, dtype=torch.float32)
+        assert len(scaled.unique()) < 90
+        check(SampledRows(logits, params))
+
+
+def test_banned_tokens_are_below_every_threshold() -> None:
+    logits = randn(len(MIX), 200, seed=7)
+    logits[:, 3:] = -INF
+    got = check(SampledRows(logits, MIX))
+    for value, params in zip(got, MIX, strict=True):
+        if params.top_k >= 7 and params.top_p == 1.0 and params.min_p == 0.0:
+            assert value == -INF
+
+
+def literal(row: Sequence[float], top_k: int, top_p: float, min_p: float) -> float:
+    """The rule once more, for a row of plain numbers at temperature 1."""
+    kept = [x for x in row if not top_k or x >= sorted(row)[-top_k]]
+    total = math.fsum(math.exp(x) for x in kept)
+    kept = [x for x in kept if math.fsum(math.exp(y) for y in kept if y > x) < top_p * total]
+    return min(x for x in kept if not min_p or x >= max(row) + math.log(min_p))
+
+
+def test_by_the_letter() -> None:
+    row = [0.5, -1.0, 2.0, 2.0, 1.25, -3.0, 0.5, 0.0]
+    mixes = list(itertools.product((0, 1, 3, 4), (1.0, 0.85, 0.6, 1e-6), (0.0, 0.07, 0.9)))
+    params = [SamplingParams(temperature=1.0, top_k=k, top_p=p, min_p=m) for k, p, m in mixes]
+    logits = torch.tensor(row, device=DEVICE).expand(len(mixes), -1).contiguous()
+    got = check(SampledRows(logits, params))
+    for value, mix in zip(got, mixes, strict=True):
+        survivors = [x for x in row if x >= value]
+        assert survivors == [x for x in row if x >= literal(row, *mix)]
+
+
+def test_rows_that_cut_nothing_are_not_read() -> None:
+    """Where they are read, NaN gives something else."""
+    params = [
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=0.0, top_k=3, top_p=0.5, min_p=0.5),
+        SamplingParams(temperature=1.0, top_k=500),
+        SamplingParams(temperature=1.0, min_p=1e-300),
+        SamplingParams(temperature=1.0, top_k=499, top_p=0.5),
+    ]
+    logits = torch.full((5, 500), math.nan, device=DEVICE)
+    got = thresholds(logits, SampledRows(logits, params).sampling).tolist()
+    assert got[:4] == [-INF] * 4
+    assert got[4] != -INF
+
+
+@pytest.mark.parametrize("value", [math.nan, INF])
+def test_rows_that_are_not_finite_do_not_disturb_others(value: float) -> None:
+    rows = SampledRows(randn(len(MIX), 100, seed=8), MIX)
+    want = check(rows)
+    logits = rows.logits.clone()
+    logits[::2, 50] = value
+    logits[::4] = value
+    got = thresholds(logits, rows.sampling).tolist()
+    assert got[1::2] == want[1::2]
+
+
+def test_nothing_else_is_written() -> None:
+    with guarded_results(module):
+        check(SampledRows(randn(len(MIX), 100, seed=9), MIX))
+
+
+def test_no_rows() -> None:
+    rows = SampledRows(torch.empty(0, 50, device=DEVICE), [])
+    assert thresholds(rows.logits, rows.sampling).shape == (0,)
