@@ -36,6 +36,13 @@ Rule = Annotated[str, typer.Option(help="coupled, rejection, or typical (lossy).
 Threads = Annotated[int | None, typer.Option(help="CPU threads; default: all cores.")]
 Context = Annotated[int | None, typer.Option(help="Longest context; default: the model's.")]
 KvMemory = Annotated[int, typer.Option(help="Memory of the KV cache in MiB.")]
+KvDType = Annotated[str, typer.Option(help="KV cache: auto, or fp8 on a GPU.")]
+Deterministic = Annotated[
+    bool,
+    typer.Option(
+        help="Equal tokens whatever is drafted; a CPU always, a GPU may be faster without."
+    ),
+]
 TokenBudget = Annotated[int, typer.Option(help="Most query tokens per step.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _DEFAULTS = EngineConfig()
@@ -128,6 +135,8 @@ def generate(
     threads: Threads = None,
     max_model_len: Context = None,
     kv_memory_mib: KvMemory = _DEFAULTS.kv_memory_mib,
+    kv_dtype: KvDType = _DEFAULTS.kv_dtype,
+    deterministic: Deterministic = _DEFAULTS.deterministic,
     token_budget: TokenBudget = _DEFAULTS.token_budget,
     as_json: AsJson = False,
 ) -> None:
@@ -159,6 +168,8 @@ def generate(
         max_model_len=max_model_len,
         token_budget=token_budget,
         kv_memory_mib=kv_memory_mib,
+        kv_dtype=kv_dtype,  # type: ignore[arg-type]  # validated by EngineConfig
+        deterministic=deterministic,
         threads=threads,
     )
     if logprobs is not None and not as_json:
@@ -243,6 +254,8 @@ def serve(
     threads: Threads = None,
     max_model_len: Context = None,
     kv_memory_mib: KvMemory = _DEFAULTS.kv_memory_mib,
+    kv_dtype: KvDType = _DEFAULTS.kv_dtype,
+    deterministic: Deterministic = _DEFAULTS.deterministic,
     token_budget: TokenBudget = _DEFAULTS.token_budget,
     max_running: Annotated[
         int, typer.Option(help="Most requests at once.")
@@ -260,6 +273,8 @@ def serve(
         token_budget=token_budget,
         max_running=max_running,
         kv_memory_mib=kv_memory_mib,
+        kv_dtype=kv_dtype,  # type: ignore[arg-type]  # validated by EngineConfig
+        deterministic=deterministic,
         threads=threads,
     )
     from specdec.server.serve import serve as run
