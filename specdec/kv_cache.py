@@ -83,7 +83,8 @@ class KVCache:
 
     def scrub(self, block_ids: Sequence[int]) -> None:
         """Zero blocks: a NaN left behind would poison masked lanes of the next holder."""
-        self.data[:, :, list(block_ids)] = 0
+        raw = self.data.view(torch.uint8)  # not every device can fill fp8; zero is zero bits
+        raw[:, :, list(block_ids)] = 0
 
     def _slots(self, slots: Sequence[int]) -> Tensor:
         return torch.tensor(slots, dtype=torch.int32).to(self.data.device, non_blocking=True)
