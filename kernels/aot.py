@@ -98,17 +98,22 @@ class Job:
 
 
 def jobs(modules: Sequence[str], targets: Sequence[str]) -> list[Job]:
-    """Every variant of `modules` for every one of `targets`, module by module.
+    """Every variant of `modules` for those of `targets` where it is used, module by module.
 
-    Raises ImportError for a module that is not there, ValueError for a name given twice.
+    Raises ImportError for a module that is not there, ValueError for a name given twice or a
+    variant for an unknown target.
     """
     found: dict[str, list[Job]] = {}
     for module in modules:
         for variant in _variants(module).values():
             if variant.name in found:
                 raise ValueError(f"variants of two modules are named {variant.name!r}")
+            if unknown := set(variant.targets) - set(TARGETS):
+                raise ValueError(f"variant {variant.name!r} is for unknown targets {unknown}")
             found[variant.name] = [
-                Job(module, variant.name, target, variant.is_hot) for target in targets
+                Job(module, variant.name, target, variant.is_hot)
+                for target in targets
+                if target in (variant.targets or TARGETS)
             ]
     return [job for group in found.values() for job in group]
 
@@ -234,7 +239,8 @@ def _compile(variant: Variant, target: Target) -> _Usage:
         {(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
     )
     gpu = GPUTarget(target.backend, target.arch, target.warp_size)
-    compiled = triton.compile(source, target=gpu, options=dict(variant.options))
+    options = {**variant.options, **(variant.amd_options if target.backend == "hip" else {})}
+    compiled = triton.compile(source, target=gpu, options=options)
     per_thread = _nvidia_usage(compiled) if target.backend == "cuda" else _amd_usage(compiled)
     num_threads = compiled.metadata.num_warps * target.warp_size
     return _Usage(*per_thread, compiled.metadata.shared, num_threads)

@@ -103,11 +103,12 @@ def attend(
     for start in range(low, high, BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
         is_key = key < high
-        if HAS_WINDOW:
-            is_key &= key > root - window
         k = _load_keys(k_cache, table, key, is_key, kv_head, NUM_KV_HEADS, BLOCK_SIZE,
                        HEAD_DIM, BLOCK_D, IS_E4M3, DTYPE)  # fmt: skip
-        v = _load_keys(v_cache, table, key, is_key, kv_head, NUM_KV_HEADS, BLOCK_SIZE,
+        is_value = is_key
+        if HAS_WINDOW:
+            is_value &= key > root - window  # behind all rows' windows: any bits, NaN too
+        v = _load_keys(v_cache, table, key, is_value, kv_head, NUM_KV_HEADS, BLOCK_SIZE,
                        HEAD_DIM, BLOCK_D, IS_E4M3, DTYPE)  # fmt: skip
         is_visible = is_key[None, :] & (key[None, :] <= position[:, None])
         if HAS_WINDOW:

@@ -121,7 +121,7 @@ def splits(context: int, num_programs: int, num_processors: int) -> int:
     and no more than 64. Context and programs enter as powers of two, so that a result depends on
     their bucket alone.
 
-    Example: 32k keys, one tree in one tile, 8 key heads, 132 processors: 32 parts.
+    Example: 32k keys, one tree in one tile, 8 key heads, 132 processors: 64 parts.
     """
     wanted = -(-2 * num_processors // _power_of_two(max(1, num_programs)))
     room = _power_of_two(context) // 256

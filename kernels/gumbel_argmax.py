@@ -18,6 +18,7 @@ from specdec.kernels.row_sampling import RowSampling
 from specdec.kernels.variant import Variant
 
 TILE = 1024  # tokens per program
+_OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}  # unfused: see `philox`
 _MAX_VOCAB = 1 << 20
 
 
@@ -125,8 +126,7 @@ def gumbel_argmax(
         by_tile[1],
         by_tile[2],
         TILE=TILE,
-        num_warps=4,
-        enable_fp_fusion=False,
+        **_OPTIONS,
     )
     _choose_among_tiles[(num_rows,)](
         tile_scores,
@@ -160,7 +160,7 @@ def variants() -> Iterator[Variant]:
                 "tile_is_finite": "*i32",
             },
             {"TILE": TILE},
-            {"num_warps": 4, "enable_fp_fusion": False},
+            _OPTIONS,
             multiples_of_16=("row_stride", "vocab_size"),
         )
     yield Variant(

@@ -144,8 +144,8 @@ def _move_slots(
     CHUNK: tl.constexpr,
     LANES: tl.constexpr,
 ) -> None:
-    layer = tl.program_id(0).to(tl.int64)  # of keys or values
-    first = layer * num_blocks * NUM_KV_HEADS + tl.program_id(1)  # this head, in block 0
+    # This layer's keys or values of this head, in block 0.
+    first = tl.program_id(0) * num_blocks * NUM_KV_HEADS + tl.program_id(1)
     lanes = tl.arange(0, LANES)
     # Chunks go from left to right. A destination may be the source of an earlier move, which has
     # been read by then. It is never that of a later one: a request's later sources are the slots of

@@ -19,7 +19,7 @@ from specdec.kernels.row_sampling import RowSampling
 from specdec.kernels.variant import Variant
 
 TILE = 1024  # tokens per step of a pass
-NUM_WARPS = 8
+_OPTIONS = {"num_warps": 8, "enable_fp_fusion": False}  # unfused: see `philox`
 
 
 @triton.jit
@@ -66,23 +66,24 @@ def _search(
     candidates = tl.arange(0, 16).to(tl.uint32)
     lanes = tl.arange(0, TILE)
     found = tl.zeros((), tl.uint32)
+    target = target.to(tl.float64)
     unit = tl.full((), 1 << (BITS - 4), tl.uint32)
     for num_settled in range(0, BITS, 4):
         bounds = found + candidates * unit
         weights = tl.zeros((TILE, 16), tl.float32)
         for start in range(0, vocab_size, TILE):
             is_token = start + lanes < vocab_size
-            x = tl.load(logits + start + lanes, mask=is_token, other=0.0)
+            x = tl.load(logits + start + lanes, mask=is_token, other=float("-inf"))
             scaled = x.to(tl.float32) * inverse_temperature
-            weight = tl.where(is_token & (scaled >= least), 1.0, 0.0)
-            if not IS_COUNT:
-                weight = weight * tl.exp(scaled - largest)
+            if IS_COUNT:
+                weight = tl.where(is_token & (scaled >= least), 1.0, 0.0)
+            else:
+                weight = tl.where(scaled >= least, tl.exp(scaled - largest), 0.0)
             is_above = _image(x, BITS)[:, None] >= bounds[None, :]
             weights += tl.where(is_above, weight[:, None], 0.0)
-        sums = tl.sum(weights, axis=0)
-        if not IS_COUNT:
-            if num_settled == 0:
-                target = target * tl.max(sums, axis=0)  # of the candidate below all values
+        sums = tl.sum(weights.to(tl.float64), axis=0)
+        if not IS_COUNT:  # the first sums hold that of a candidate below all values
+            target = target * tl.where(num_settled == 0, tl.max(sums, axis=0), 1.0)
         num_reached = tl.sum((sums >= target).to(tl.int32), axis=0)
         found += tl.maximum(num_reached - 1, 0).to(tl.uint32) * unit
         unit = unit >> 4
@@ -182,8 +183,7 @@ def thresholds(logits: Tensor, sampling: RowSampling) -> Tensor:
             out,
             BITS=8 * logits.element_size(),
             TILE=TILE,
-            num_warps=NUM_WARPS,
-            enable_fp_fusion=False,
+            **_OPTIONS,
         )
     return out
 
@@ -205,6 +205,6 @@ def variants() -> Iterator[Variant]:
                 "thresholds": "*fp32",
             },
             {"BITS": bits, "TILE": TILE},
-            {"num_warps": NUM_WARPS, "enable_fp_fusion": False},
+            _OPTIONS,
             multiples_of_16=("row_stride", "vocab_size"),
         )

@@ -331,6 +331,18 @@ def latency(
     print(json.dumps(report) if as_json else render(report))
 
 
+@bench_app.command(name="kernels")
+def bench_kernels(
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("kernel-bench"),
+    quick: Annotated[bool, typer.Option("--quick", help="A tenth of the cases.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """The GPU kernels: right first, then how close to what the GPU can do. Exit code 1 if not."""
+    from specdec.evals.kernel_bench import run
+
+    raise typer.Exit(run(out, is_quick=quick, as_json=as_json))
+
+
 @kernels_app.command(name="compile")
 def compile_kernels(
     target: Annotated[

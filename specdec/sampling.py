@@ -177,20 +177,19 @@ class Sampler:
         return token_ids if len(token_ids) else scaled.argmax()[None]
 
     def _threshold(self, scaled: Tensor) -> float:
-        params = self.params
-        threshold, kept = _NEG_INF, scaled
+        params, threshold = self.params, _NEG_INF
         if 0 < params.top_k < len(scaled):
             last = float(scaled.topk(params.top_k).values[-1])
-            if last > _NEG_INF:
-                threshold, kept = last, scaled[scaled >= last]
-        if params.top_p < 1.0 or self._min_p_gap is not None:
-            top = kept.max()
-            if not top > _NEG_INF:  # everything is banned, or NaN
-                return threshold
-            if params.top_p < 1.0:
-                threshold = max(threshold, self._nucleus(kept, top))
-            if self._min_p_gap is not None:
-                threshold = max(threshold, float(top - self._min_p_gap))
+            if last > _NEG_INF:  # nor NaN
+                threshold = last
+        if params.top_p == 1.0 and self._min_p_gap is None:
+            return threshold
+        top = scaled.max()
+        if params.top_p < 1.0:
+            kept = scaled if threshold == _NEG_INF else scaled[scaled >= threshold]
+            threshold = max(threshold, self._nucleus(kept, top))
+        if self._min_p_gap is not None:
+            threshold = max(threshold, float(top - self._min_p_gap))
         return threshold
 
     def _nucleus(self, kept: Tensor, top: Tensor) -> float:

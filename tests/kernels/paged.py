@@ -67,6 +67,27 @@ class Rows:
         places = [*range(root), *(self.root + node for node in nodes)]
         return Rows(root, parents, self.q[list(nodes)], self.k[places], self.v[places])
 
+    def permuted(self, seed: int) -> tuple[Rows, list[int]]:
+        """The same tree with its nodes in another order, and that order; parents come first."""
+        assert self.parents is not None
+        rng, order, ready = random.Random(seed), list[int](), [0]
+        while ready:
+            order.append(ready.pop(rng.randrange(len(ready))))
+            ready += [node for node, parent in enumerate(self.parents) if parent == order[-1]]
+        parents = (-1, *(order.index(self.parents[node]) for node in order[1:]))
+        return self.take(self.root, order, parents), order
+
+    def committed(self, path: Sequence[int], num_accepted: int) -> tuple[Rows, list[int]]:
+        """The tree below a node of the path once those before it are committed; its nodes' names.
+
+        Example: accepted are nodes 0 and 2 of path 0, 2, 5, 6: the new root was node 5.
+        """
+        assert self.parents is not None
+        nodes = [n for n in range(len(self.q)) if path[num_accepted] in self.path(n)]
+        parents = (-1, *(nodes.index(self.parents[node]) for node in nodes[1:]))
+        moved = self.take(self.root, [*path[:num_accepted], *nodes], parents)
+        return replace(moved, root=self.root + num_accepted, q=self.q[nodes]), nodes
+
 
 def random_rows(
     root: int,

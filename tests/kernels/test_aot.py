@@ -60,26 +60,33 @@ def _unknown_instruction(x, n, BLOCK: tl.constexpr):
     y = tl.inline_asm_elementwise("bogus $0, $1;", "=r,r", [tl.load(x + i)], tl.float32, True, 1)
     tl.store(x + i, y)
 
+FEW = {"maxnreg": 40, "amd": {"waves_per_eu": 8}}  # 40 and 64 registers
+
 class Fatal(dict):
     def __iter__(self):
         os._exit(1)
 
-def variant(name, kernel, block, is_hot=True, **options):
-    signature = {"x": "*fp32", "n": "i32"}
-    return Variant(name, kernel, signature, {"BLOCK": block}, options, ("n",), is_hot)
+def variant(name, kernel, block, is_hot=True, amd={}, targets=(), **options):
+    return Variant(
+        name, kernel, {"x": "*fp32", "n": "i32"}, {"BLOCK": block}, options, amd,
+        multiples_of_16=("n",), is_hot=is_hot, targets=targets,
+    )
 """
 
 GOOD = 'yield variant("double", _double, 128, num_warps=1)'
 FATAL = 'yield Variant("fatal", _double, Fatal(x="*fp32", n="i32"), {"BLOCK": 128})'
 BAD = """
-    yield variant("hoard hot", _hoard, 128, num_warps=1, maxnreg=40)
-    yield variant("hoard", _hoard, 128, is_hot=False, num_warps=1, maxnreg=40)
+    yield variant("hoard hot", _hoard, 64, num_warps=1, **FEW)
+    yield variant("hoard", _hoard, 64, is_hot=False, num_warps=1, **FEW)
     yield variant("mistyped", _mistyped, 128)
     yield variant("unknown instruction", _unknown_instruction, 128)
     yield variant("products", _products, 64, num_stages=5)
     yield variant("crowd", _double, 4096, num_warps=64)
+    yield variant("crowd on AMD", _double, 4096, num_warps=4, amd={"num_warps": 32})
+    yield variant("double on CDNA", _double, 128, targets=("gfx942", "sm_120"))
     yield Variant("no type", _double, {"x": "*fp32"}, {"BLOCK": 128})
-    yield Variant("no such argument", _double, {"x": "*fp32", "n": "i32"}, {"BLOCK": 4}, {}, ("m",))
+    signature = {"x": "*fp32", "n": "i32"}
+    yield Variant("no such argument", _double, signature, {"BLOCK": 4}, multiples_of_16=("m",))
 """
 DRIVER = """
 import sys
@@ -140,10 +147,13 @@ def problems(report: dict[str, Any], name: str) -> list[str | None]:
 def test_every_result_is_there_in_order(bad_report: dict[str, Any]) -> None:
     names = list(dict.fromkeys(row["name"] for row in bad_report["variants"]))
     assert names[:4] == ["fatal", "double", "hoard hot", "hoard"]
-    assert len(bad_report["variants"]) == 2 * len(names) == 20
+    assert len(bad_report["variants"]) == 2 * len(names) - 1 == 23
+    assert [row["target"] for row in bad_report["variants"][:4]] == ["sm_80", "gfx942"] * 2
+    elsewhere = [row for row in bad_report["variants"] if row["name"] == "double on CDNA"]
+    assert [row["target"] for row in elsewhere] == ["gfx942"]
     good = [row for row in bad_report["variants"] if row["problem"] is None]
     assert bad_report["num_compiled"] == len(good)
-    assert bad_report["num_failed"] == 20 - len(good)
+    assert bad_report["num_failed"] == 23 - len(good)
 
 
 def test_what_dies_stops_nobody_else(bad_report: dict[str, Any]) -> None:
@@ -159,8 +169,7 @@ def test_spills_fail_only_where_it_is_hot(bad_report: dict[str, Any]) -> None:
     hot = [f"hot, but spills {count} bytes per thread" for count in spills[:2]]
     assert problems(bad_report, "hoard hot") == hot
     assert problems(bad_report, "hoard") == [None, None]
-    # What spills has all registers that it may have: maxnreg, or all of a wave's.
-    assert [row["registers"] for row in rows] == [40, 512] * 2
+    assert [row["registers"] for row in rows] == [40, 64] * 2  # all that FEW lets them have
 
 
 def test_errors_say_why_and_where(bad_report: dict[str, Any]) -> None:
@@ -188,6 +197,7 @@ def test_what_no_block_can_hold_does_not_fit(bad_report: dict[str, Any]) -> None
     threads = "does not fit: needs {} threads, a block of {} has 1024"
     want = [threads.format(2048, "sm_80"), threads.format(4096, "gfx942")]
     assert problems(bad_report, "crowd") == want
+    assert problems(bad_report, "crowd on AMD") == [None, threads.format(2048, "gfx942")]
 
 
 def test_limits_of_shared_memory() -> None:
@@ -195,11 +205,11 @@ def test_limits_of_shared_memory() -> None:
     assert kib == {"sm_80": 163, "sm_90": 227, "sm_100": 227, "sm_120": 99, "gfx942": 64}
 
 
-@pytest.mark.parametrize("interpret", ["1", None])
-def test_good_kernels_exit_with_0(tmp_path: Path, interpret: str | None) -> None:
+@pytest.mark.parametrize("environment", [{}, {"TRITON_INTERPRET": "1", "PYTHONWARNINGS": "error"}])
+def test_good_kernels_exit_with_0(tmp_path: Path, environment: dict[str, str]) -> None:
     """Also where the interpreter is asked for, as in these tests' own environment."""
     write(tmp_path, "toys", GOOD)
-    done = compile_toys(tmp_path, TRITON_INTERPRET=interpret)
+    done = compile_toys(tmp_path, **environment)
     assert (done.returncode, done.stderr) == (0, "")
     header, *rows = [line.split() for line in done.stdout.splitlines()]
     assert header == ["variant", "target", "registers", "shared", "spills", "result"]
@@ -207,6 +217,10 @@ def test_good_kernels_exit_with_0(tmp_path: Path, interpret: str | None) -> None
     assert all(0 < int(row[2]) < 255 and row[3:5] == ["0", "0"] for row in rows[:5])
     assert rows[-2][:2] == ["5", "compiled"]
     assert rows[-1] == ["0", "failed"]
+    # Four numbers at a time need an aligned pointer and a mask that changes at multiples of four.
+    assembly = [file.read_text() for file in (tmp_path / "cache").rglob("_double.ptx")]
+    assert len(assembly) == 4
+    assert all("ld.global.v4" in text and "st.global.v4" in text for text in assembly)
 
 
 def test_a_bad_kernel_exits_with_1(tmp_path: Path) -> None:
@@ -231,17 +245,22 @@ def test_usage_errors_are_one_line(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_names_are_unique(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_unique_and_targets_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A result is known by its variant's name and target."""
     write(tmp_path, "aot_once", GOOD)
     write(tmp_path, "aot_again", GOOD)
     write(tmp_path, "aot_twice", GOOD, GOOD)
+    write(tmp_path, "aot_nowhere", 'yield variant("double", _double, 128, targets=("sm_70",))')
     monkeypatch.syspath_prepend(tmp_path)
     assert [job.target for job in aot.jobs(["aot_once"], ALL)] == list(ALL)
     with pytest.raises(ValueError, match="named 'double'"):
         aot.jobs(["aot_once", "aot_again"], ALL)
     with pytest.raises(ValueError, match="named 'double'"):
         aot.jobs(["aot_twice"], ALL)
+    with pytest.raises(ValueError, match="sm_70"):
+        aot.jobs(["aot_nowhere"], ALL)
 
 
 def test_what_is_no_compiled_kernel_is_an_error() -> None:

@@ -28,15 +28,15 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @triton.jit
-def _noise_of_words(words: tl.tensor, out: tl.tensor, SIZE: tl.constexpr) -> None:
-    places = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+def _noise_of_words(words: tl.tensor, out: tl.tensor, size: tl.constexpr) -> None:
+    places = tl.program_id(0) * size + tl.arange(0, size)
     word = tl.load(words + places).to(tl.uint32)
     tl.store(out + places, philox.gumbel(word))
 
 
 @triton.jit
-def _words(seed: tl.tensor, position: tl.tensor, out: tl.tensor, SIZE: tl.constexpr) -> None:
-    group = tl.arange(0, SIZE)
+def _words(seed: tl.tensor, position: tl.tensor, out: tl.tensor, size: tl.constexpr) -> None:
+    group = tl.arange(0, size)
     w0, w1, w2, w3 = philox.philox(group.to(tl.uint32), tl.load(position), tl.load(seed))
     tl.store(out + 4 * group + 0, w0.to(tl.int64))
     tl.store(out + 4 * group + 1, w1.to(tl.int64))
@@ -57,7 +57,7 @@ def test_noise_has_the_same_bits() -> None:
     assert len(words) > 250_000
     out = torch.empty(len(words), dtype=torch.float32, device=DEVICE)
     _noise_of_words[(len(words) // size,)](
-        words.to(DEVICE), out, SIZE=size, num_warps=8, enable_fp_fusion=False
+        words.to(DEVICE), out, size=size, num_warps=8, enable_fp_fusion=False
     )
     want = noise.gumbel_of_words(words)
     assert torch.equal(out.cpu().view(torch.int32), want.view(torch.int32))
@@ -70,7 +70,7 @@ def test_philox_has_the_same_words(seed: int, position: int) -> None:
     out = torch.empty(4 * size, dtype=torch.int64, device=DEVICE)
     seeds = torch.tensor([seed - 2**64 if seed >= 2**63 else seed], device=DEVICE)
     positions = torch.tensor([position], dtype=torch.int32, device=DEVICE)
-    _words[(1,)](seeds, positions, out, SIZE=size)
+    _words[(1,)](seeds, positions, out, size=size)
     counter = (torch.arange(size), position, noise.GUMBEL_STREAM, 0)
     assert torch.equal(out.cpu(), noise.philox(counter, seed).flatten())
 
@@ -86,7 +86,7 @@ def check(rows: SampledRows) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("spread", [0.02, 1.0, 6.0])
+@pytest.mark.parametrize("spread", [0.02, 4.0])
 @pytest.mark.parametrize(
     ("vocab_size", "tile"), [(1, 1024), (3, 1024), (100, 1024), (1025, 1024), (8193, 4096)]
 )
@@ -107,7 +107,7 @@ def test_equals_the_sampler_on_whole_vocabularies(
     vocab_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "TILE", 16384)
-    params = [PARAMS[0], PARAMS[5], SamplingParams(temperature=2.0)]
+    params = [PARAMS[0], PARAMS[6], SamplingParams(temperature=2.0)]
     check(SampledRows((3 * randn(3, vocab_size, seed=1)).bfloat16(), params))
 
 
@@ -167,7 +167,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from specdec.kernels import gumbel_argmax, truncation
 
-for variant in [*gumbel_argmax.variants(), *truncation.variants()]:
+for variant in [next(gumbel_argmax.variants()), next(truncation.variants())]:
     names = variant.kernel.arg_names
     types = {name: variant.signature.get(name, "constexpr") for name in names}
     source = ASTSource(variant.kernel, types, dict(variant.constants))
@@ -189,9 +189,7 @@ def test_no_compiled_noise_fuses_a_multiplication_with_an_addition() -> None:
         fused[name, fusion] = len(re.findall(r"\bfma\.", text))
         divisions[name] = len(re.findall(r"\bdiv\.rn\.f32", text))
         assert not re.search(r"\bdiv\.(full|approx)|\.ftz\.f32", text)
-    for name in ("gumbel_argmax_tiles_bf16", "gumbel_argmax_tiles_fp32"):
-        assert fused[name, "False"] == 0
-        assert fused[name, "True"] > 50
-        assert divisions[name] >= 2
-    for name in ("truncation_bf16", "truncation_fp32"):
-        assert divisions[name] == 1  # the logarithm of min_p
+    argmax, truncation = "gumbel_argmax_tiles_bf16", "truncation_bf16"
+    assert fused[argmax, "False"] == fused[truncation, "False"] == 0
+    assert fused[argmax, "True"] > 50 and fused[truncation, "True"] > 0
+    assert divisions[argmax] >= 2 and divisions[truncation] == 1  # the latter for min_p

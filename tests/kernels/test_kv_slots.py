@@ -152,6 +152,22 @@ def test_rope_write_e4m3(head_dim: int, has_norm: bool, dtype: torch.dtype) -> N
     check_step(Step(head_dim, dtype, E4M3, has_norm))
 
 
+def test_e4m3_is_the_rounded_quotient() -> None:
+    """Quotients close to halfway cases: no product with 1 / scale would do, no fp16 between."""
+    step = Step(64, torch.float32, E4M3)
+    for table, value in zip(step.tables, (1.0, 0.0), strict=True):
+        table[step.positions.long()] = value  # no rotation, so k is known exactly
+    numbers = torch.arange(0x7F, dtype=torch.uint8).view(E4M3).float()
+    halfway = ((numbers[1:] + numbers[:-1]) / 2).to(DEVICE)
+    k, v = step.qkv.view(NUM_ROWS, -1, 64).split([6, 2, 2], dim=1)[1:]
+    for x, scale, seed in zip((k, v), step.scales, (6, 7), strict=True):
+        which = randn(*x.shape, seed=seed).mul(1000).long() % len(halfway)
+        x.copy_(halfway[which] * scale[:, None] * (1 + 1e-7 * randn(*x.shape, seed=seed + 2)))
+    step.write(ALL, *step.caches)
+    for got, x, scale in zip(step.cached(), (k, v), step.scales, strict=True):
+        assert same_bits(got, (x[step.is_written] / scale[:, None]).to(E4M3))
+
+
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "block_size"), [(1, 1, 16), (9, 3, 32), (7, 1, 48), (4, 4, 16)]
 )
@@ -176,7 +192,11 @@ def test_a_row_is_its_own_business(cache_dtype: torch.dtype) -> None:
     assert torch.equal(step.write([4, 2, 0, 1, 3], *caches), q[[4, 2, 0, 1, 3]])
     assert same_bits(caches, step.caches)
     step.qkv[1] = float("nan")  # the row without a slot
-    assert torch.equal(step.write(ALL, *caches)[[0, 2, 3, 4]], q[[0, 2, 3, 4]])
+    step.qkv[2, 5 * 80 : 6 * 80] = float("nan")  # a head's own business, too
+    beside_nan = step.write(ALL, *caches)
+    assert beside_nan.isnan().sum() == 7 * 80
+    assert torch.equal(beside_nan[[0, 3, 4]], q[[0, 3, 4]])
+    assert torch.equal(beside_nan[2, :5], q[2, :5])
     assert same_bits(caches, step.caches)
 
 
@@ -276,8 +296,8 @@ def as_slots(slots: list[int]) -> Tensor:
 
 def test_a_destination_may_be_the_source_before_it() -> None:
     data = torch.arange(2 * 16, device=DEVICE).float().view(1, 2, 1, 1, 16, 1)
-    kv_slots.move_slots(data, as_slots([7, 9]), as_slots([6, 7]))
-    assert data[0, 0, 0, 0, 5:10, 0].tolist() == [5, 7, 9, 8, 9]
+    kv_slots.move_slots(data, as_slots([1, 3]), as_slots([0, 1]))
+    assert data[0, 0, 0, 0, :5, 0].tolist() == [1, 3, 2, 3, 4]
     kv_slots.move_slots(data, as_slots([]), as_slots([]))  # a step that accepts chains only
 
 

@@ -69,7 +69,7 @@ def check_border(logits: Tensor, params: SamplingParams, value: float, want: flo
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("spread", [0.02, 1.0, 6.0])
+@pytest.mark.parametrize("spread", [0.02, 4.0])
 @pytest.mark.parametrize(("vocab_size", "tile"), [(1, 1024), (3, 64), (100, 64), (700, 1024)])
 def test_equals_the_sampler(
     vocab_size: int,
@@ -109,7 +109,7 @@ def test_equals_the_sampler_on_the_largest(
     check(SampledRows((2 * randn(2, 151_936, seed=3)).to(dtype), params))
 
 
-@pytest.mark.parametrize("values", [1, 2, 5])
+@pytest.mark.parametrize("values", [1, 5])
 def test_massive_ties(values: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row of few values: each is kept or cut as a whole."""
     monkeypatch.setattr(module, "TILE", 1024)
@@ -121,19 +121,18 @@ def test_massive_ties(values: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_top_k_counts_scaled_values() -> None:
     """Neighbours in fp32 that are one value after scaling, and the two zeros, are ties."""
-    numbers = 1 + torch.arange(100) * 2.0**-23
+    numbers = 1.9 + torch.arange(100) * 2.0**-23
     zeros = torch.tensor([0.0, -0.0] * 50)
     params = [
         SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
-        for temperature in (1.3, 3.0)
-        for top_k in (1, 2, 3, 50, 99)
-        for top_p in (1.0, 0.5)
+        for temperature in (1.75, 3.0)
+        for top_k, top_p in ((1, 1.0), (3, 1.0), (50, 1.0), (99, 0.5))
     ]
     for row in (numbers, -numbers, zeros):
         shuffled = row[torch.randperm(100, generator=torch.Generator().manual_seed(1))]
         logits = shuffled.expand(len(params), -1).contiguous().to(DEVICE)
-        scaled = numbers * torch.tensor(1 / 1.3, dtype=torch.float32)
-        assert len(scaled.unique()) < 90
+        scaled = numbers * torch.tensor(1 / 1.75, dtype=torch.float32)
+        assert len(scaled.unique()) < 70
         check(SampledRows(logits, params))
 
 
@@ -156,13 +155,25 @@ def literal(row: Sequence[float], top_k: int, top_p: float, min_p: float) -> flo
 
 def test_by_the_letter() -> None:
     row = [0.5, -1.0, 2.0, 2.0, 1.25, -3.0, 0.5, 0.0]
-    mixes = list(itertools.product((0, 1, 3, 4), (1.0, 0.85, 0.6, 1e-6), (0.0, 0.07, 0.9)))
+    mixes = list(itertools.product((0, 2, 4), (1.0, 0.85, 0.6), (0.0, 0.07)))
     params = [SamplingParams(temperature=1.0, top_k=k, top_p=p, min_p=m) for k, p, m in mixes]
     logits = torch.tensor(row, device=DEVICE).expand(len(mixes), -1).contiguous()
     got = check(SampledRows(logits, params))
     for value, mix in zip(got, mixes, strict=True):
         survivors = [x for x in row if x >= value]
         assert survivors == [x for x in row if x >= literal(row, *mix)]
+
+
+def test_min_p_has_the_bits_of_the_sampler() -> None:
+    """Also its logarithm, which libraries round in different ways."""
+    values = torch.rand(80, generator=torch.Generator().manual_seed(6)).tolist()
+    params = [
+        SamplingParams(temperature=1.0, min_p=value) for value in [1e-40, 1e-30, 1.0, *values]
+    ]
+    logits = torch.tensor([0.0, -1.0], device=DEVICE).expand(len(params), -1).contiguous()
+    got = check(SampledRows(logits, params))
+    assert got[0] == -INF  # not a normal number in fp32, which some devices take for 0
+    assert got[1:] == pytest.approx([math.log(each.min_p) for each in params[1:]], abs=1e-6)
 
 
 def test_rows_that_cut_nothing_are_not_read() -> None:

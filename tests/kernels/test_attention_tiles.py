@@ -1,0 +1,273 @@
+"""AttentionTiles: the table of splits, the shapes of launches, each row and each key just once."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec.kernels.attention_tiles import (
+    FIXED_BLOCK_M,
+    FIXED_SPLIT,
+    MAX_WORDS,
+    AttentionTiles,
+    Processors,
+    TileShape,
+    ancestor_words,
+    block_of_keys,
+    make_tiles,
+    splits,
+    tile_shape,
+)
+from specdec.kernels.segment import Segment
+from tests.kernels.device import DEVICE
+from tests.kernels.paged import ancestor_masks, random_parents, visible
+
+SIZES = (0, 1, 2, 3, 100, 255, 256, 257, 511, 512, 513, 1000, 4096, 4097, 32768, 10**6)
+COUNTS = (1, 2, 3, 7, 8, 9, 64, 132, 133, 500)
+
+
+def is_power_of_two(n: int) -> bool:
+    return n.bit_count() == 1
+
+
+# --- segments ---
+
+
+def test_positions_and_paths() -> None:
+    segment = Segment(0, 3, 40, [7, 2], (0b1, 0b11, 0b101))
+    assert segment.positions == (40, 41, 41)
+    assert [segment.path(row) for row in range(3)] == [[0], [0, 1], [0, 2]]
+    assert Segment(5, 3, 40, [7, 2]).positions == (40, 41, 42)
+
+
+@given(num_nodes=st.integers(1, 256), reach=st.sampled_from([1, 3, 256]), seed=st.integers(0, 99))
+@settings(max_examples=30, deadline=None)
+def test_positions_and_paths_of_any_tree(num_nodes: int, reach: int, seed: int) -> None:
+    parents = random_parents(num_nodes, reach, seed)
+    segment = Segment(9, num_nodes, 100, [], ancestor_masks(parents))
+    for node, parent in enumerate(parents):
+        above = segment.path(parent) if node else []
+        assert segment.path(node) == [*above, node]
+        assert segment.positions[node] == 100 + len(above)
+
+
+# --- the table of splits ---
+
+
+def test_splits_of_one_tree() -> None:
+    assert splits(32768, 8, 132) == 64  # 32 parts would be 256 programs for 264 wanted
+    assert splits(32768, 8, 128) == 32
+    assert splits(511, 1, 132) == 2
+    assert splits(256, 1, 132) == splits(1, 1, 132) == splits(0, 0, 1) == 1
+    assert splits(10**6, 1, 10**4) == 64
+
+
+@pytest.mark.parametrize("num_processors", COUNTS)
+def test_splits_fill_the_device_with_parts_that_are_long_enough(num_processors: int) -> None:
+    for context, num_programs in itertools.product(SIZES, COUNTS):
+        parts = splits(context, num_programs, num_processors)
+        bucket = 1 << max(0, context - 1).bit_length()
+        programs = 1 << (num_programs - 1).bit_length()
+        assert is_power_of_two(parts)
+        assert parts <= 64
+        assert parts == 1 or bucket // parts >= 256
+        is_full = programs * parts >= 2 * num_processors
+        assert is_full or parts == 64 or bucket // (2 * parts) < 256
+        assert parts == 1 or programs * (parts // 2) < 2 * num_processors  # and no more
+        assert parts == splits(bucket, programs, num_processors)
+
+
+def test_splits_are_monotone() -> None:
+    for a, b in itertools.product(SIZES, COUNTS):
+        by_context = [splits(context, a, b) for context in SIZES]
+        by_processors = [splits(a, b, count) for count in COUNTS]
+        by_programs = [splits(a, count, b) for count in COUNTS]
+        assert by_context == sorted(by_context)
+        assert by_processors == sorted(by_processors)
+        assert by_programs == sorted(by_programs, reverse=True)
+
+
+# --- shapes ---
+
+
+def segments_of(*sizes: tuple[int, int, bool], block_size: int = 16) -> list[Segment]:
+    """Segments one behind the other from (root, number of rows, whether it is a tree)."""
+    segments, start = [], 0
+    for index, (root, num_rows, is_tree) in enumerate(sizes):
+        masks = ancestor_masks(random_parents(num_rows, 7, seed=index)) if is_tree else None
+        blocks = [100 * index + i for i in range(-(-(root + num_rows) // block_size))]
+        segments.append(Segment(start, num_rows, root, blocks, masks))
+        start += num_rows
+    return segments
+
+
+def shape_of(
+    segments: Sequence[Segment],
+    group: int,
+    is_deterministic: bool,
+    *,
+    head_dim: int = 64,
+    num_processors: int = 132,
+    has_large_tiles: bool = True,
+) -> TileShape:
+    return tile_shape(
+        segments,
+        num_heads=2 * group,
+        num_kv_heads=2,
+        head_dim=head_dim,
+        is_deterministic=is_deterministic,
+        processors=Processors(num_processors, has_large_tiles),
+    )
+
+
+@pytest.mark.parametrize("has_large_tiles", [False, True])
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 128, 256])
+@pytest.mark.parametrize("group", [1, 3, 4, 5, 8, 16, 28, 64])
+def test_tiles_are_as_large_as_the_rows_need(
+    group: int, head_dim: int, has_large_tiles: bool
+) -> None:
+    largest = 128 if has_large_tiles and head_dim <= 128 else 64
+    for num_rows in (1, 2, 5, 16, 17, 300):
+        segments = segments_of((700, num_rows, False), (3, 1, False))
+        shape = shape_of(segments, group, False, head_dim=head_dim, has_large_tiles=has_large_tiles)
+        assert is_power_of_two(shape.block_m)
+        assert 16 <= shape.block_m <= largest
+        assert shape.group == group <= shape.block_m
+        assert 0 < shape.rows_per_tile * group <= shape.block_m
+        # One tile if the largest holds the rows; and then not twice as large as need be.
+        assert shape.rows_per_tile >= num_rows or shape.block_m == largest
+        assert shape.block_m == 16 or shape.block_m // 2 < num_rows * group
+        assert shape.block_n == (32 if head_dim == 256 else 64)
+        assert not shape.is_deterministic
+        num_tiles = -(-num_rows // shape.rows_per_tile) + 1
+        longest = 700 + num_rows
+        assert shape.num_splits == splits(longest, 2 * num_tiles, 132)
+
+
+@pytest.mark.parametrize("group", [1, 3, 8, 64, 71])
+def test_deterministic_tiles_do_not_depend_on_the_rows(group: int) -> None:
+    for root, num_rows, is_tree in itertools.product((0, 509, 5000), (1, 4, 60), (False, True)):
+        segments = segments_of((root, num_rows, is_tree), (0, 2, False))
+        shape = shape_of(segments, group, True, num_processors=num_rows)
+        assert (shape.block_m, shape.split_size) == (128 if group == 71 else FIXED_BLOCK_M, 512)
+        assert shape.is_deterministic
+        longest = max(max(segment.positions) + 1 for segment in segments)
+        assert is_power_of_two(shape.num_splits)
+        assert shape.num_splits * FIXED_SPLIT >= longest
+        assert shape.num_splits == 1 or shape.num_splits // 2 * FIXED_SPLIT < longest
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_words(is_deterministic: bool) -> None:
+    for num_nodes, words in ((1, 1), (64, 1), (65, 2), (128, 2), (129, 4), (256, 4)):
+        segments = segments_of((5, num_nodes, True), (0, 300, False))
+        assert shape_of(segments, 1, is_deterministic).words == words <= MAX_WORDS
+    assert shape_of(segments_of((0, 300, False)), 1, is_deterministic).words == 1
+
+
+def test_blocks_of_keys_divide_words_and_splits() -> None:
+    for head_dim in (16, 32, 64, 80, 96, 128, 256):
+        assert 64 % block_of_keys(head_dim) == FIXED_SPLIT % block_of_keys(head_dim) == 0
+
+
+# --- tables ---
+
+
+def seen(tiles: AttentionTiles, s: int, node: int) -> list[int]:
+    """Places that a row of segment s attends to, as the kernels read the tables, each once."""
+    row = int(tiles.first_rows[s]) + node
+    position, root = int(tiles.positions[row]), int(tiles.roots[s])
+    words: list[int] = [word % 2**64 for word in tiles.ancestors[row].tolist()]
+
+    def is_ancestor(other: int) -> bool:
+        return words[other // 64] >> other % 64 & 1 == 1
+
+    places = list(range(min(int(tiles.shared_lens[s]), position + 1)))
+    places += [root + other for other in range(int(tiles.num_own[s])) if is_ancestor(other)]
+    for tail, segment in zip(tiles.tail_rows.tolist(), tiles.tail_segments.tolist(), strict=True):
+        if tail == row:
+            assert segment == s
+            places += range(int(tiles.shared_lens[s]), root)
+            places += [root + n for n in range(int(tiles.num_rows[s])) if is_ancestor(n)]
+    return places
+
+
+JOBS = st.tuples(st.integers(0, 140), st.integers(1, 70), st.booleans())
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+@given(
+    jobs=st.lists(JOBS, max_size=4),
+    num_padding=st.sampled_from([0, 1, 40]),
+    group=st.sampled_from([1, 3, 8]),
+)
+@settings(max_examples=25, deadline=None)
+def test_every_row_and_every_key_once(
+    is_deterministic: bool, jobs: list[tuple[int, int, bool]], num_padding: int, group: int
+) -> None:
+    segments = segments_of(*jobs)
+    num_rows = sum(segment.num_rows for segment in segments) + num_padding
+    shape = shape_of(segments, group, is_deterministic)
+    tiles = make_tiles(segments, shape, num_rows=num_rows, device=DEVICE)
+    assert tiles.shape == shape
+    covered = []
+    for s, first in zip(tiles.tile_segments.tolist(), tiles.tile_rows.tolist(), strict=True):
+        last = min(first + shape.rows_per_tile, int(tiles.num_rows[s]))
+        covered += [int(tiles.first_rows[s]) + row for row in range(first, last)]
+    assert sorted(covered) == list(range(num_rows))
+
+    for s, segment in enumerate(segments):
+        width = len(segment.block_ids)
+        assert tiles.block_tables[s, :width].tolist() == list(segment.block_ids)
+        assert not tiles.block_tables[s, width:].any()
+        for node, row in enumerate(visible(segment, None)):
+            assert sorted(seen(tiles, s, node)) == row.nonzero().flatten().tolist()
+        if is_deterministic and segment.ancestors is not None:
+            assert tiles.shared_lens[s] % shape.block_n == 0
+    if num_padding:
+        assert not any(seen(tiles, len(segments), node) for node in range(num_padding))
+    trees = [s for s in segments if s.ancestors is not None]
+    tails = [s.start + row for s in trees for row in range(s.num_rows)]
+    assert tiles.tail_rows.tolist() == (tails if is_deterministic else [])
+
+
+def test_types_of_tables() -> None:
+    segments = segments_of((30, 70, True), (0, 4, False))
+    tiles = make_tiles(segments, shape_of(segments, 2, True), num_rows=80, device=DEVICE)
+    tables = {name: table for name, table in vars(tiles).items() if name != "shape"}
+    assert tables.pop("ancestors").dtype == torch.int64
+    assert {table.dtype for table in tables.values()} == {torch.int32}
+    assert tiles.ancestors.shape == (80, 2)
+    assert tiles.block_tables.shape == (3, 7)  # the padding's is empty
+    assert {table.device.type for table in tables.values()} == {DEVICE.type}
+
+
+def test_no_rows() -> None:
+    tiles = make_tiles([], shape_of([], 2, False), num_rows=0, device=DEVICE)
+    assert len(tiles.tile_rows) == len(tiles.tail_rows) == len(tiles.positions) == 0
+
+
+# --- ancestor words ---
+
+
+def test_ancestor_words_of_single_bits() -> None:
+    assert ancestor_words([1, 3], 1).tolist() == [[1], [3]]
+    assert ancestor_words([1 << 62, 1 << 63], 1).tolist() == [[2**62], [-(2**63)]]
+    lowest, highest = [1, 0, 0, 0], [0, 0, 0, -(2**63)]
+    assert ancestor_words([1, 1 << 255, 2**256 - 1], 4).tolist() == [lowest, highest, [-1] * 4]
+    assert ancestor_words([1 << 64 | 1 << 63], 2).tolist() == [[-(2**63), 1]]
+
+
+@pytest.mark.parametrize("words", [1, 2, 4])
+def test_ancestor_words_are_the_masks(words: int) -> None:
+    rng = random.Random(words)
+    masks = [rng.getrandbits(64 * words) for _ in range(50)]
+    rows = ancestor_words(masks, words).tolist()
+    for mask, row in zip(masks, rows, strict=True):
+        assert sum(word % 2**64 << 64 * index for index, word in enumerate(row)) == mask
