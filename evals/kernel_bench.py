@@ -81,13 +81,14 @@ def measure(device: torch.device, *, is_quick: bool) -> dict[str, Any]:
     dtype = torch.bfloat16 if is_cuda else torch.float32
     modes = (["fast"] if is_quick else list(MODES)) if is_cuda else []
     rows = FORWARD_ROWS[:2] if is_quick else FORWARD_ROWS
-    with progress(1 + len(cases) + len(modes) * (len(rows) + 1)) as advance:
+    num_forwards = len(modes) * len(rows)
+    with progress(1 + len(cases) + num_forwards + bool(modes)) as advance:
         advance("ceilings")
         ceilings = measure_ceilings(
             timer,
             device,
-            copied_bytes=2**30 if is_cuda else 2**28,
-            gemm_size=8192 if is_cuda else 2048,
+            copied_bytes=2**30 if is_cuda else 2**27,
+            gemm_size=8192 if is_cuda else 1024,
             dtype=dtype,
         )
         _free(device)
@@ -204,8 +205,8 @@ def measure_model(
             except Exception as error:
                 row["problem"] = one_line(error)
             _free(device)
-    advance(f"engine {mode}")
     if mode == "fast":
+        advance("engine")
         engine = {"other_ms": None, "problem": problem}
         if model is not None:
             try:
@@ -284,8 +285,8 @@ def _finite(number: float) -> float | None:
 
 def _free(device: torch.device) -> None:
     """Give back what the last case held; after a device's error nothing can be given back."""
-    gc.collect()
     if device.type == "cuda":
+        gc.collect()
         with suppress(RuntimeError):
             torch.cuda.empty_cache()
 

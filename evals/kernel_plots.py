@@ -8,6 +8,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from specdec.evals.kernel_table import rate
+
 MARKERS = "osD^v<>PX*hp"
 
 
@@ -28,14 +30,14 @@ def roofline(report: Mapping[str, Any], path: Path) -> None:
     axes.loglog([left, ridge], [left * copy_rate, gemm_rate], color="black", linewidth=1.5)
     axes.loglog([ridge, right], [gemm_rate, gemm_rate], color="black", linewidth=1.5)
     axes.annotate(
-        f"product {gemm_rate / 1e9:.0f} GFLOP/s",
+        f"product {rate(gemm_rate, 'FLOP/s')}",
         (right, gemm_rate),
         xytext=(-4, 5),
         textcoords="offset points",
         ha="right",
     )
     axes.annotate(
-        f"copy {copy_rate / 1e9:.0f} GB/s",
+        f"copy {rate(copy_rate, 'B/s')}",
         ((left * ridge) ** 0.5, (left * ridge) ** 0.5 * copy_rate),
         xytext=(-8, 6),
         textcoords="offset points",

@@ -14,9 +14,8 @@ def render(report: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{k} {v}" for k, v in machine["versions"].items() if v is not None)
     lines = [
         f"{machine['device']}, {machine['date']}, {versions}; {report['seconds']} s",
-        f"copy {ceilings['copy_bytes_per_second'] / 1e9:.0f} GB/s, "
-        f"{ceilings['gemm_dtype']} product "
-        f"{ceilings['gemm_flops_per_second'] / 1e9:.0f} GFLOP/s",
+        f"copy {rate(ceilings['copy_bytes_per_second'], 'B/s')}, "
+        f"{ceilings['gemm_dtype']} product {rate(ceilings['gemm_flops_per_second'], 'FLOP/s')}",
         "ratio = time / max(bytes / copy, flops / product)",
         f"plot: {report['plot']}" if report["plot"].endswith(".png") else report["plot"],
     ]
@@ -30,6 +29,12 @@ def render(report: Mapping[str, Any]) -> str:
             for line in report["wanted"]
         ]
     return "\n".join(lines)
+
+
+def rate(per_second: float, unit: str) -> str:
+    """Example: `rate(4.21e12, "B/s") == "4.21 TB/s"`."""
+    scale, prefix = (1e12, "T") if per_second >= 1e12 else (1e9, "G")
+    return f"{float(f'{per_second / scale:.3g}'):g} {prefix}{unit}"
 
 
 def _op_lines(cases: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -268,7 +268,7 @@ def test_what_is_no_compiled_kernel_is_an_error() -> None:
     assert "TRITON_INTERPRET" in (aot.compile_variant(variant, aot.TARGETS["sm_90"]).error or "")
 
 
-@pytest.mark.timeout(900)  # two cores compile a thousand variants in about that time at worst
+@pytest.mark.timeout(1800)  # over 7 minutes of processor time where Triton has nothing cached
 def test_our_kernels_compile_for_every_target() -> None:
     """Every variant of every kernel, and none that runs in every decode step spills."""
     done = run("-m", "specdec.cli", "kernels", "compile", "--json", TRITON_INTERPRET="1")

@@ -16,13 +16,13 @@ from tests.kernels.device import DEVICE
 E4M3 = torch.float8_e4m3fn
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def encode_all(x: Any, out: Any, size: Any) -> None:
     places = tl.program_id(0) * 4096 + tl.arange(0, 4096)
     tl.store(out + places, to_e4m3(tl.load(x + places, places < size)), places < size)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def decode_all(bits: Any, out: Any) -> None:
     places = tl.arange(0, 256)
     tl.store(out + places, from_e4m3(tl.load(bits + places)))

@@ -129,11 +129,11 @@ def test_head_sizes(head_dim: int, group: int, dtype: torch.dtype, is_determinis
 
 
 @BOTH_MODES
-@pytest.mark.parametrize("sign", [1, -1])
-def test_large_scores(sign: int, is_deterministic: bool) -> None:
+@pytest.mark.parametrize("signs", [(1, 1), (-1, -1), (1, -1)])
+def test_large_scores(signs: tuple[int, int], is_deterministic: bool) -> None:
     """Scores about 100 or -100, whose exponentials alone are infinite or zero in fp32."""
     rows = random_rows(700, tree(9), num_kv_heads=2)
-    rows.q[..., 0], rows.k[..., 0] = 16, 25 * sign
+    rows.q[..., 0], rows.k[:300, :, 0], rows.k[300:, :, 0] = 16, 25 * signs[0], 25 * signs[1]
     paged = lay([rows])
     check(paged, paged.run(paged.shape(is_deterministic, num_processors=16)))
 
