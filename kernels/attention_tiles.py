@@ -105,7 +105,9 @@ def tile_shape(
     largest = 2 * MAX_BLOCK_M if processors.has_large_tiles and head_dim <= 128 else MAX_BLOCK_M
     block_m = max(smallest, min(largest, _power_of_two(most_rows * group)))
     num_tiles = sum(-(-s.num_rows // (block_m // group)) for s in segments)
-    num_splits = splits(longest, num_tiles * num_kv_heads, processors.count)
+    # Two programs of a small tile run on a multiprocessor at once; a large one needs its registers.
+    num_slots = processors.count * (2 if block_m <= 32 else 1)
+    num_splits = splits(longest, num_tiles * num_kv_heads, num_slots, block_m)
     return TileShape(group, block_m, block_n, num_splits, 0, words)
 
 
@@ -114,18 +116,26 @@ def block_of_keys(head_dim: int) -> int:
     return 32 if head_dim > 128 else 64
 
 
-def splits(context: int, num_programs: int, num_processors: int) -> int:
+def splits(context: int, num_programs: int, num_slots: int, block_m: int) -> int:
     """How many parts a context is cut into, so that a short tree still fills the chip.
 
-    The fixed table: enough parts for two programs per processor, but none shorter than 256 keys
-    and no more than 64. Context and programs enter as powers of two, so that a result depends on
-    their bucket alone.
+    The fixed table, in powers of two of the context: the parts of at least 256 keys, 64 at most,
+    with the least cost in passes over the keys at full speed. That is the time of the waves in
+    which `num_slots` programs run at once, plus what a part adds: `block_m` partial means in fp32,
+    written and read, against the context's keys and values in 16 bits.
 
-    Example: 32k keys, one tree in one tile, 8 key heads, 132 processors: 64 parts.
+    Example: 32k keys, 8 key heads, 132 multiprocessors: one row, `splits(32768, 8, 264, 16)`, gives
+    32 parts; 64 nodes in two tiles of 128, `splits(32768, 16, 132, 128)`, give 8.
     """
-    wanted = -(-2 * num_processors // _power_of_two(max(1, num_programs)))
-    room = _power_of_two(context) // 256
-    return max(1, min(_power_of_two(wanted), room, 64))
+    keys = _power_of_two(context)
+    num_programs = max(1, num_programs)
+
+    def cost(parts: int) -> float:
+        waves = -(-num_programs * parts // num_slots)
+        return waves * num_slots / (num_programs * parts) + 2 * block_m * parts / keys
+
+    choices = [1 << i for i in range(7) if keys >> i >= 256]
+    return min(choices or [1], key=cost)
 
 
 def make_tiles(
@@ -136,49 +146,61 @@ def make_tiles(
     device: torch.device,
 ) -> AttentionTiles:
     """The tables of these segments; rows of the batch beyond theirs are padding and give zero."""
-    step = shape.rows_per_tile
-    padding = _padding(segments, num_rows)
-    every = [*segments, *padding]
-    tiles = [(i, row) for i, s in enumerate(every) for row in range(0, s.num_rows, step)]
-    is_tree = [s.ancestors is not None for s in every]
-    shared = [_shared_len(s, shape) for s in segments] + [0] * len(padding)
-    is_own = not shape.is_deterministic
-    own = [s.num_rows if tree and is_own else 0 for s, tree in zip(every, is_tree, strict=True)]
+    columns = tile_columns(segments, shape, num_rows=num_rows)
+    width = max((len(s.block_ids) for s in segments), default=0) or 1
+    block_tables = torch.zeros(len(columns["first_rows"]), width, dtype=torch.int32)
+    ancestors = torch.zeros(num_rows, shape.words, dtype=torch.int64)
+    fill_tables(segments, block_tables, ancestors)
+    return AttentionTiles(
+        block_tables=block_tables.to(device),
+        ancestors=ancestors.to(device),
+        shape=shape,
+        **{
+            name: torch.tensor(values, dtype=torch.int32).to(device)
+            for name, values in columns.items()
+        },
+    )
+
+
+def tile_columns(
+    segments: Sequence[Segment], shape: TileShape, *, num_rows: int
+) -> dict[str, list[int]]:
+    """The one-dimensional tables of AttentionTiles, by name."""
+    every = [*segments, *_padding(segments, num_rows)]
+    is_fixed = shape.is_deterministic
+    tiles = [
+        (i, row) for i, s in enumerate(every) for row in range(0, s.num_rows, shape.rows_per_tile)
+    ]
     tails = [
         (s.start + row, i)
         for i, s in enumerate(every)
-        if is_tree[i] and shape.is_deterministic
+        if s.ancestors is not None and is_fixed
         for row in range(s.num_rows)
     ]
-    width = max((len(s.block_ids) for s in every), default=0) or 1
+    shared = [_shared_len(s, shape) for s in segments]
+    positions = [position for s in segments for position in s.positions]
+    return {
+        "tile_segments": [segment for segment, _ in tiles],
+        "tile_rows": [row for _, row in tiles],
+        "first_rows": [s.start for s in every],
+        "num_rows": [s.num_rows for s in every],
+        "roots": [s.root for s in every],
+        "shared_lens": shared + [0] * (len(every) - len(segments)),
+        "num_own": [0 if s.ancestors is None or is_fixed else s.num_rows for s in every],
+        "positions": positions + [0] * (num_rows - len(positions)),
+        "tail_rows": [row for row, _ in tails],
+        "tail_segments": [segment for _, segment in tails],
+    }
 
-    def integers(values: Sequence[object]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int32).to(device)
 
-    positions = [0] * num_rows
-    ancestors = torch.zeros(num_rows, shape.words, dtype=torch.int64)
-    for s in segments:
-        positions[s.start : s.start + s.num_rows] = s.positions
+def fill_tables(segments: Sequence[Segment], block_tables: Tensor, ancestors: Tensor) -> None:
+    """Write the two-dimensional tables of AttentionTiles into zeros."""
+    for i, s in enumerate(segments):
+        if s.block_ids:
+            block_tables[i, : len(s.block_ids)] = torch.tensor(s.block_ids, dtype=torch.int32)
         if s.ancestors is not None:
-            rows = slice(s.start, s.start + s.num_rows)
-            ancestors[rows] = ancestor_words(s.ancestors, shape.words)
-    return AttentionTiles(
-        tile_segments=integers([segment for segment, _ in tiles]),
-        tile_rows=integers([row for _, row in tiles]),
-        first_rows=integers([s.start for s in every]),
-        num_rows=integers([s.num_rows for s in every]),
-        roots=integers([s.root for s in every]),
-        shared_lens=integers(shared),
-        num_own=integers(own),
-        block_tables=integers(
-            [[*s.block_ids, *[0] * (width - len(s.block_ids))] for s in every]
-        ).view(len(every), width),
-        positions=integers(positions),
-        ancestors=ancestors.to(device),
-        tail_rows=integers([row for row, _ in tails]),
-        tail_segments=integers([segment for _, segment in tails]),
-        shape=shape,
-    )
+            words = ancestor_words(s.ancestors, ancestors.shape[1])
+            ancestors[s.start : s.start + s.num_rows] = words
 
 
 def ancestor_words(masks: Sequence[int], words: int) -> Tensor:

@@ -7,10 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.kernels.attention_tiles import AttentionTiles, TileShape, make_tiles
+from specdec.kernels.attention_tiles import (
+    AttentionTiles,
+    TileShape,
+    fill_tables,
+    tile_columns,
+)
 from specdec.kernels.batch import Batch
 
-_CPU = torch.device("cpu")
+# What stands in the places that a batch leaves over; 0 in tables not named.
+_PADDING = {"slots": -1, "tail_rows": -1}
 
 
 @dataclass(frozen=True)
@@ -41,26 +47,22 @@ class StepTables:
         rows, segments = sizes.num_rows, sizes.num_segments
         self._shapes: dict[str, tuple[int, ...]] = {
             "ancestors": (rows, 2 * sizes.shape.words),  # first, for its 64-bit alignment
-            "token_ids": (rows,),
-            "slots": (rows,),
-            "positions": (rows,),
-            "logit_rows": (sizes.num_logits,),
-            "tile_segments": (sizes.num_tiles,),
-            "tile_rows": (sizes.num_tiles,),
-            "first_rows": (segments,),
-            "num_rows": (segments,),
-            "roots": (segments,),
-            "shared_lens": (segments,),
-            "num_own": (segments,),
             "block_tables": (segments, sizes.table_width),
-            "tail_rows": (sizes.num_tails,),
-            "tail_segments": (sizes.num_tails,),
+            **dict.fromkeys(("token_ids", "slots", "positions"), (rows,)),
+            "logit_rows": (sizes.num_logits,),
+            **dict.fromkeys(("tile_segments", "tile_rows"), (sizes.num_tiles,)),
+            **dict.fromkeys(("first_rows", "num_rows", "roots"), (segments,)),
+            **dict.fromkeys(("shared_lens", "num_own"), (segments,)),
+            **dict.fromkeys(("tail_rows", "tail_segments"), (sizes.num_tails,)),
         }
         total = sum(torch.Size(shape).numel() for shape in self._shapes.values())
         is_pinned = device.type == "cuda"
         self._mirror = torch.zeros(total, dtype=torch.int32, pin_memory=is_pinned)
         self._buffer = torch.zeros(total, dtype=torch.int32, device=device)
-        self._host, on_device = self._views(self._mirror), self._views(self._buffer)
+        host, on_device = self._views(self._mirror), self._views(self._buffer)
+        self._block_tables = host["block_tables"]
+        self._ancestors = host["ancestors"].view(torch.int64)
+        self._columns = self._mirror[self._ancestors.numel() * 2 + self._block_tables.numel() :]
         self.token_ids = on_device.pop("token_ids")
         self.slots = on_device.pop("slots")
         self.logit_rows = on_device.pop("logit_rows")
@@ -77,23 +79,22 @@ class StepTables:
 
     def load(self, batch: Batch) -> None:
         """Write a batch that fits into the tables and send it to the device."""
-        sizes, host = self.sizes, self._host
-        tiles = make_tiles(batch.segments, sizes.shape, num_rows=sizes.num_rows, device=_CPU)
-        self._mirror.zero_()
+        sizes = self.sizes
+        columns = tile_columns(batch.segments, sizes.shape, num_rows=sizes.num_rows)
         # The last segment is nobody's: it has neither rows nor keys.
-        assert len(tiles.first_rows) < sizes.num_segments
-        host["tile_segments"].fill_(sizes.num_segments - 1)
-        host["tail_rows"].fill_(-1)
-        host["slots"].fill_(-1)
-        for name in ("token_ids", "slots", "logit_rows"):
-            _fill(host[name], torch.tensor(getattr(batch, name), dtype=torch.int32))
-        for name in host.keys() - {"token_ids", "slots", "logit_rows", "ancestors"}:
-            _fill(host[name], getattr(tiles, name))
-        _fill(host["ancestors"], tiles.ancestors.view(torch.int32))
+        assert len(columns["first_rows"]) < sizes.num_segments
+        padding = {**_PADDING, "tile_segments": sizes.num_segments - 1}
+        everything: list[int] = []
+        for name, shape in self._shapes.items():
+            if len(shape) == 1:
+                values = columns[name] if name in columns else getattr(batch, name)
+                room = shape[0] - len(values)
+                assert room >= 0, f"{name} does not fit"  # our own bug
+                everything += values
+                everything += [padding.get(name, 0)] * room
+        # One list and one conversion: tensors are dear to make, and the device waits for them.
+        self._columns.copy_(torch.tensor(everything, dtype=torch.int32))
+        self._block_tables.zero_()
+        self._ancestors.zero_()
+        fill_tables(batch.segments, self._block_tables, self._ancestors)
         self._buffer.copy_(self._mirror, non_blocking=True)
-
-
-def _fill(room: Tensor, values: Tensor) -> None:
-    """Write to the first places of a table; a batch that does not fit is our own bug."""
-    assert all(n <= most for n, most in zip(values.shape, room.shape, strict=True))
-    room[tuple(slice(n) for n in values.shape)] = values

@@ -72,17 +72,18 @@ def tree_attention(
         num_rows,
         tiles.block_tables.stride(0),
     )
-    options = _options(shape.block_m, head_dim, q.dtype, torch.version.hip is not None)
+    is_amd = torch.version.hip is not None
+    options = _options(shape.block_m, head_dim, q.dtype, is_amd=is_amd)
     attention_kernels.attend[(len(tiles.tile_rows), num_kv_heads, shape.num_splits)](
         q, k_cache, v_cache, k_scales, v_scales, out, partial_acc, partial_ml,
         tiles.tile_segments, tiles.tile_rows, tiles.first_rows, tiles.num_rows, tiles.roots,
         tiles.shared_lens, tiles.num_own, tiles.block_tables, tiles.positions, tiles.ancestors,
-        *scalars, **constants, **sizes, IS_DIRECT=is_direct,
-        **options,
+        *scalars, **constants, **sizes, IS_DIRECT=is_direct, **options,
     )  # fmt: skip
     if is_direct:
         return out
     if num_tail:
+        options = _options(shape.block_m, head_dim, q.dtype, is_tail=True, is_amd=is_amd)
         attention_kernels.attend_tail[(num_tail, num_kv_heads)](
             q, k_cache, v_cache, k_scales, partial_acc, partial_ml, tiles.tail_rows,
             tiles.tail_segments, tiles.first_rows, tiles.num_rows, tiles.roots, tiles.shared_lens,
@@ -93,6 +94,7 @@ def tree_attention(
     attention_kernels.merge[(num_rows, num_kv_heads)](
         partial_acc, partial_ml, v_scales, out, shape.num_splits, num_rows,
         **constants, BLOCK_G=triton.next_power_of_2(shape.group),
+        **_merge_options(is_amd=is_amd),
     )  # fmt: skip
     return out
 
@@ -131,11 +133,20 @@ def _sizes(
     }
 
 
-def _options(block_m: int, head_dim: int, dtype: torch.dtype, is_amd: bool) -> dict[str, int]:
-    """Launch options: as many warps as keep a large tile's sums in registers."""
+def _options(
+    block_m: int, head_dim: int, dtype: torch.dtype, *, is_tail: bool = False, is_amd: bool
+) -> dict[str, int]:
+    """Launch options: as many warps and registers as keep a large tile's sums in registers."""
     is_large = block_m * triton.next_power_of_2(head_dim) >= 64 * 128
-    num_warps = 8 if is_large and not is_amd else 4  # an AMD warp has 64 lanes
-    return {"num_warps": num_warps, "num_stages": 1 if dtype == torch.float32 else 2}
+    # The tail has few tiles to load ahead, and its registers are needed to find ancestors.
+    num_stages = 1 if is_tail or dtype == torch.float32 else 2
+    if is_amd:
+        return {"num_warps": 4, "num_stages": num_stages}  # a warp has 64 lanes
+    return {"num_warps": 8 if is_large else 4, "num_stages": num_stages, "maxnreg": 255}
+
+
+def _merge_options(*, is_amd: bool) -> dict[str, int]:
+    return {"num_warps": 4} if is_amd else {"num_warps": 4, "maxnreg": 64}
 
 
 _TABLES = (
@@ -146,9 +157,10 @@ _TABLES = (
 
 def variants() -> Iterator[Variant]:
     """The forms to compile ahead of time: decode shapes of common models are hot."""
-    for head_dim, num_kv_heads, group in ((128, 8, 4), (64, 3, 3), (64, 8, 8)):
-        for block_m in (16, 64, 128):
-            yield from _forms(head_dim, num_kv_heads, group, block_m, torch.bfloat16)
+    for block_m in (16, 64, 128):
+        yield from _forms(128, 8, 4, block_m, torch.bfloat16)
+    yield from _forms(64, 3, 3, 16, torch.bfloat16)
+    yield from _forms(64, 8, 8, 64, torch.bfloat16)
     yield from _forms(128, 8, 4, 64, torch.bfloat16, is_e4m3=True)
     yield from _forms(128, 8, 4, 64, torch.bfloat16, words=4, window=4096)
     yield from _forms(128, 8, 4, FIXED_BLOCK_M, torch.bfloat16, split_size=FIXED_SPLIT)
@@ -196,16 +208,20 @@ def _forms(
         every = {**constants, **sizes, **extra}
         signature = {arg: types[arg] for arg in kernel.arg_names if arg in types}
         used = {arg: every[arg] for arg in kernel.arg_names if arg in every}
-        options: list[dict[str, int]] = [{}, {}]
-        if name != "merge":
-            options = [_options(block_m, head_dim, dtype, is_amd) for is_amd in (False, True)]
+        is_tail = name == "attend_tail"
+
+        def options(is_amd: bool) -> dict[str, int]:
+            if name == "merge":
+                return _merge_options(is_amd=is_amd)
+            return _options(block_m, head_dim, dtype, is_tail=is_tail, is_amd=is_amd)
+
         return Variant(
             f"{name} {tag}",
             kernel,
             signature,
             used,
-            options[0],
-            options[1],
+            options(is_amd=False),
+            options(is_amd=True),
             is_hot=is_hot,
             targets=targets,
         )

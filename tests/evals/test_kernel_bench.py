@@ -223,7 +223,7 @@ def test_forward_and_engine_are_measured(mode: str) -> None:
     assert len(engine["step_ms"]) == len(engine["forward_ms"]) == engine["num_steps"] >= 1
 
 
-def test_the_random_model_repeats_itself_so_that_drafts_are_accepted() -> None:
+def test_the_random_model_repeats_itself_so_that_the_drafter_finds_something() -> None:
     with patch.object(dispatch, "uses_triton", lambda device: True):
         model = kernel_forward.random_model(
             TINY_CONFIG, dtype=FP32, device=DEVICE, max_len=64, row_tile=None

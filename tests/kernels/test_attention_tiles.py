@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Sequence
 
@@ -61,36 +62,32 @@ def test_positions_and_paths_of_any_tree(num_nodes: int, reach: int, seed: int) 
 
 
 def test_splits_of_one_tree() -> None:
-    assert splits(32768, 8, 132) == 64  # 32 parts would be 256 programs for 264 wanted
-    assert splits(32768, 8, 128) == 32
-    assert splits(511, 1, 132) == 2
-    assert splits(256, 1, 132) == splits(1, 1, 132) == splits(0, 0, 1) == 1
-    assert splits(10**6, 1, 10**4) == 64
+    assert splits(32768, 8, 264, 16) == 32  # 256 programs in 264 slots
+    assert splits(32768, 16, 132, 128) == 8  # 128 in 132
+    assert splits(32768, 8, 256, 16) == 32
+    assert splits(511, 1, 132, 16) == 2  # 512 keys make two parts
+    assert splits(256, 1, 132, 16) == splits(1, 1, 132, 16) == splits(0, 0, 1, 16) == 1
+    assert splits(10**6, 1, 10**4, 16) == 64
+    assert splits(10**6, 500, 500, 128) == 1  # full as it is
+    assert splits(131072, 160, 132, 64) > 1  # one wave and a fifth would cost two
 
 
-@pytest.mark.parametrize("num_processors", COUNTS)
-def test_splits_fill_the_device_with_parts_that_are_long_enough(num_processors: int) -> None:
-    for context, num_programs in itertools.product(SIZES, COUNTS):
-        parts = splits(context, num_programs, num_processors)
+@pytest.mark.parametrize("num_slots", COUNTS)
+def test_splits_cost_least(num_slots: int) -> None:
+    """Against the words: waves at full speed, and 8 bytes a lane and part against 4 a key."""
+    for context, num_programs, block_m in itertools.product(SIZES, COUNTS, (16, 64, 128)):
+        parts = splits(context, num_programs, num_slots, block_m)
         bucket = 1 << max(0, context - 1).bit_length()
-        programs = 1 << (num_programs - 1).bit_length()
-        assert is_power_of_two(parts)
-        assert parts <= 64
+        assert is_power_of_two(parts) and parts <= 64
         assert parts == 1 or bucket // parts >= 256
-        is_full = programs * parts >= 2 * num_processors
-        assert is_full or parts == 64 or bucket // (2 * parts) < 256
-        assert parts == 1 or programs * (parts // 2) < 2 * num_processors  # and no more
-        assert parts == splits(bucket, programs, num_processors)
-
-
-def test_splits_are_monotone() -> None:
-    for a, b in itertools.product(SIZES, COUNTS):
-        by_context = [splits(context, a, b) for context in SIZES]
-        by_processors = [splits(a, b, count) for count in COUNTS]
-        by_programs = [splits(a, count, b) for count in COUNTS]
-        assert by_context == sorted(by_context)
-        assert by_processors == sorted(by_processors)
-        assert by_programs == sorted(by_programs, reverse=True)
+        costs = {}
+        for other in (1, 2, 4, 8, 16, 32, 64):
+            if other == 1 or bucket // other >= 256:
+                waves = math.ceil(num_programs * other / num_slots)
+                costs[other] = waves * num_slots / num_programs / other
+                costs[other] += other * block_m * 8 / (4 * bucket)
+        assert costs[parts] == pytest.approx(min(costs.values()))
+        assert parts == splits(bucket, num_programs, num_slots, block_m)
 
 
 # --- shapes ---
@@ -147,7 +144,8 @@ def test_tiles_are_as_large_as_the_rows_need(
         assert not shape.is_deterministic
         num_tiles = -(-num_rows // shape.rows_per_tile) + 1
         longest = 700 + num_rows
-        assert shape.num_splits == splits(longest, 2 * num_tiles, 132)
+        slots = 132 if shape.block_m > 32 else 264
+        assert shape.num_splits == splits(longest, 2 * num_tiles, slots, shape.block_m)
 
 
 @pytest.mark.parametrize("group", [1, 3, 8, 64, 71])
