@@ -13,7 +13,7 @@ from torch import Tensor
 from specdec.evals.kernel_case import Call, Dims, Expected, Place, Prepared, Results
 from specdec.kernels import reference
 from specdec.kernels.attention_group import attention_groups
-from specdec.kernels.attention_tiles import make_tiles, tile_shape
+from specdec.kernels.attention_tiles import Processors, make_tiles, tile_shape
 from specdec.kernels.segment import Segment
 
 MAX_ATTENTION_SETS = 128
@@ -144,7 +144,6 @@ class TreeAttention:
             groups = attention_groups(segments, dims.block_size, None)
             return lambda: (reference.tree_attention(q, k_cache, v_cache, groups, scale),)
 
-        from specdec.device_forward import _processors  # the launches that serving makes
         from specdec.kernels import tree_attention
 
         shape = tile_shape(
@@ -153,7 +152,7 @@ class TreeAttention:
             num_kv_heads=dims.num_kv_heads,
             head_dim=dims.head_dim,
             is_deterministic=self.is_deterministic,
-            processors=_processors(place.device),
+            processors=Processors.of(place.device),
         )
         tiles = make_tiles(segments, shape, num_rows=len(q), device=place.device)
         scales = torch.ones(dims.num_kv_heads, device=place.device) if self.is_e4m3 else None

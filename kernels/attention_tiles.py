@@ -25,6 +25,15 @@ class Processors:
     count: int
     has_large_tiles: bool
 
+    @classmethod
+    def of(cls, device: torch.device) -> Processors:
+        """The device's own, or those of a small GPU where kernels are only interpreted."""
+        if device.type != "cuda":
+            return cls(count=8, has_large_tiles=False)
+        properties = torch.cuda.get_device_properties(device)
+        has_large_tiles = torch.version.hip is None and properties.major in (9, 10)
+        return cls(properties.multi_processor_count, has_large_tiles)
+
 
 @dataclass(frozen=True)
 class TileShape:

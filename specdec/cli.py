@@ -13,6 +13,24 @@ import typer
 
 from specdec.config import DEFAULT_MODEL, EngineConfig
 from specdec.errors import SpecdecError, UsageError
+from specdec.evals.commands import bench_app, kernels_app
+from specdec.options import (
+    DEFAULTS,
+    AsJson,
+    Context,
+    Deterministic,
+    Device,
+    Drafter,
+    DTypeName,
+    KvDType,
+    KvMemory,
+    Model,
+    NodeBudget,
+    Rule,
+    Threads,
+    TokenBudget,
+    need_command,
+)
 
 app = typer.Typer(
     name="specdec",
@@ -22,30 +40,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-bench_app = typer.Typer(help="Measure on this machine.", invoke_without_command=True)
 app.add_typer(bench_app, name="bench")
-kernels_app = typer.Typer(help="The Triton kernels of the GPU path.", invoke_without_command=True)
 app.add_typer(kernels_app, name="kernels")
-
-Model = Annotated[str, typer.Option(help="Folder of safetensors, hub id, or the built-in name.")]
-Drafter = Annotated[str, typer.Option(help="Who guesses: none, ngram, or a registered drafter.")]
-NodeBudget = Annotated[int, typer.Option(help="Most draft nodes per step, 0 = plain decoding.")]
-DTypeName = Annotated[str, typer.Option(help="Weights: auto, bf16, fp16 or fp32.")]
-Device = Annotated[str, typer.Option(help="cpu or cuda.")]
-Rule = Annotated[str, typer.Option(help="coupled, rejection, or typical (lossy).")]
-Threads = Annotated[int | None, typer.Option(help="CPU threads; default: all cores.")]
-Context = Annotated[int | None, typer.Option(help="Longest context; default: the model's.")]
-KvMemory = Annotated[int, typer.Option(help="Memory of the KV cache in MiB.")]
-KvDType = Annotated[str, typer.Option(help="KV cache: auto, or fp8 on a GPU.")]
-Deterministic = Annotated[
-    bool,
-    typer.Option(
-        help="Equal tokens whatever is drafted; a CPU always, a GPU may be faster without."
-    ),
-]
-TokenBudget = Annotated[int, typer.Option(help="Most query tokens per step.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-_DEFAULTS = EngineConfig()
 
 
 def main() -> None:
@@ -76,15 +72,6 @@ def _fail(message: str, exit_code: int) -> NoReturn:
     sys.exit(exit_code)
 
 
-@kernels_app.callback()
-@bench_app.callback()
-def _need_command(context: typer.Context) -> None:
-    """Answer a missing command with the help, over as many lines as it has."""
-    if context.invoked_subcommand is None:
-        print(context.get_help(), file=sys.stderr)
-        raise typer.Exit(2)
-
-
 def _print_version(is_asked: bool) -> None:
     if is_asked:
         print(f"specdec {version('specdec-server')}")
@@ -101,7 +88,7 @@ def _common(
         ),
     ] = False,
 ) -> None:
-    _need_command(context)
+    need_command(context)
 
 
 @app.command()
@@ -127,17 +114,17 @@ def generate(
     seed: int | None = None,
     logprobs: Annotated[int | None, typer.Option(help="Top log-probabilities to print.")] = None,
     model: Model = DEFAULT_MODEL,
-    drafter: Drafter = _DEFAULTS.drafter,
-    node_budget: NodeBudget = _DEFAULTS.node_budget,
-    verification: Rule = _DEFAULTS.verification,
-    dtype: DTypeName = _DEFAULTS.dtype,
-    device: Device = _DEFAULTS.device,
+    drafter: Drafter = DEFAULTS.drafter,
+    node_budget: NodeBudget = DEFAULTS.node_budget,
+    verification: Rule = DEFAULTS.verification,
+    dtype: DTypeName = DEFAULTS.dtype,
+    device: Device = DEFAULTS.device,
     threads: Threads = None,
     max_model_len: Context = None,
-    kv_memory_mib: KvMemory = _DEFAULTS.kv_memory_mib,
-    kv_dtype: KvDType = _DEFAULTS.kv_dtype,
-    deterministic: Deterministic = _DEFAULTS.deterministic,
-    token_budget: TokenBudget = _DEFAULTS.token_budget,
+    kv_memory_mib: KvMemory = DEFAULTS.kv_memory_mib,
+    kv_dtype: KvDType = DEFAULTS.kv_dtype,
+    deterministic: Deterministic = DEFAULTS.deterministic,
+    token_budget: TokenBudget = DEFAULTS.token_budget,
     as_json: AsJson = False,
 ) -> None:
     """Generate from a prompt or chat messages; accepted draft tokens are shown in green."""
@@ -246,20 +233,18 @@ def serve(
         str | None, typer.Option(help="Model name that clients use; default: the model's.")
     ] = None,
     model: Model = DEFAULT_MODEL,
-    drafter: Drafter = _DEFAULTS.drafter,
-    node_budget: NodeBudget = _DEFAULTS.node_budget,
-    verification: Rule = _DEFAULTS.verification,
-    dtype: DTypeName = _DEFAULTS.dtype,
-    device: Device = _DEFAULTS.device,
+    drafter: Drafter = DEFAULTS.drafter,
+    node_budget: NodeBudget = DEFAULTS.node_budget,
+    verification: Rule = DEFAULTS.verification,
+    dtype: DTypeName = DEFAULTS.dtype,
+    device: Device = DEFAULTS.device,
     threads: Threads = None,
     max_model_len: Context = None,
-    kv_memory_mib: KvMemory = _DEFAULTS.kv_memory_mib,
-    kv_dtype: KvDType = _DEFAULTS.kv_dtype,
-    deterministic: Deterministic = _DEFAULTS.deterministic,
-    token_budget: TokenBudget = _DEFAULTS.token_budget,
-    max_running: Annotated[
-        int, typer.Option(help="Most requests at once.")
-    ] = _DEFAULTS.max_running,
+    kv_memory_mib: KvMemory = DEFAULTS.kv_memory_mib,
+    kv_dtype: KvDType = DEFAULTS.kv_dtype,
+    deterministic: Deterministic = DEFAULTS.deterministic,
+    token_budget: TokenBudget = DEFAULTS.token_budget,
+    max_running: Annotated[int, typer.Option(help="Most requests at once.")] = DEFAULTS.max_running,
 ) -> None:
     """Serve the OpenAI-compatible API."""
     config = EngineConfig(
@@ -303,61 +288,6 @@ def info(as_json: AsJson = False) -> None:
 
     facts = collect()
     print(json.dumps(facts) if as_json else render(facts))
-
-
-@bench_app.command()
-def latency(
-    vs: Annotated[
-        list[str] | None, typer.Option(help="Also measure: transformers; repeatable.")
-    ] = None,
-    max_tokens: int = 128,
-    rounds: Annotated[int, typer.Option(help="Interleaved repetitions.", min=1)] = 3,
-    dtype: DTypeName = _DEFAULTS.dtype,
-    model: Model = DEFAULT_MODEL,
-    node_budget: NodeBudget = _DEFAULTS.node_budget,
-    as_json: AsJson = False,
-) -> None:
-    """Decode speed of one stream, interleaved: plain, with drafts, and peers."""
-    from specdec.evals.latency import measure, render
-
-    report = measure(
-        model=model,
-        dtype=dtype,  # type: ignore[arg-type]  # validated by EngineConfig
-        node_budget=node_budget,
-        peers=tuple(vs or ()),
-        max_tokens=max_tokens,
-        rounds=rounds,
-    )
-    print(json.dumps(report) if as_json else render(report))
-
-
-@bench_app.command(name="kernels")
-def bench_kernels(
-    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("kernel-bench"),
-    quick: Annotated[bool, typer.Option("--quick", help="A tenth of the cases.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """The GPU kernels: right first, then how close to what the GPU can do. Exit code 1 if not."""
-    from specdec.evals.kernel_bench import run
-
-    raise typer.Exit(run(out, is_quick=quick, as_json=as_json))
-
-
-@kernels_app.command(name="compile")
-def compile_kernels(
-    target: Annotated[
-        list[str] | None, typer.Option(help="GPU to compile for; repeatable; default: all known.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Compile every kernel for every GPU; needs none. Exit code 1 if one must not ship."""
-    from specdec.evals.kernel_report import compile_kernels as run
-    from specdec.evals.kernel_report import render
-
-    report = run(target or ())
-    print(json.dumps(report) if as_json else render(report))
-    if report["num_failed"]:
-        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from specdec.cuda_graphs import (
@@ -39,7 +38,7 @@ class DeviceForward:
         self._kv_cache = kv_cache
         self._device = kv_cache.data.device
         self._row_multiple = model.weights.row_tile or 1
-        self._processors = _processors(self._device)
+        self._processors = Processors.of(self._device)
         on_gpu = self._device.type == "cuda"
         self._recorded = RecordedSteps(
             recorder or (CudaRecorder() if on_gpu else Caller()), self._make_tables, self._step
@@ -91,15 +90,6 @@ class DeviceForward:
         model = self._model
         ops = TritonStep(tables, model.heads, model.cos, model.sin)
         return model.forward(ops, self._kv_cache)
-
-
-def _processors(device: torch.device) -> Processors:
-    """The device's own, or those of a small GPU where kernels are only interpreted."""
-    if device.type != "cuda":
-        return Processors(count=8, has_large_tiles=False)
-    properties = torch.cuda.get_device_properties(device)
-    has_large_tiles = torch.version.hip is None and properties.major in (9, 10)
-    return Processors(properties.multi_processor_count, has_large_tiles)
 
 
 def _power_of_two(n: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given
@@ -42,6 +44,15 @@ class Tape:
         return replay
 
 
+def fill(value: float) -> Callable[[Tensor], None]:
+    """Loads a table with one number."""
+
+    def load(table: Tensor) -> None:
+        table.fill_(value)
+
+    return load
+
+
 def doubles(recorder: cuda_graphs.Recorder) -> RecordedSteps[int, Tensor]:
     """Steps that double a table of the size's length."""
     return RecordedSteps(recorder, lambda size: torch.zeros(size), lambda table: table * 2)
@@ -50,9 +61,9 @@ def doubles(recorder: cuda_graphs.Recorder) -> RecordedSteps[int, Tensor]:
 def test_a_size_is_recorded_once_and_replayed_on_new_content() -> None:
     tape = Tape()
     steps = doubles(tape)
-    assert steps.run(3, lambda table: table.fill_(1)).tolist() == [2, 2, 2]
-    assert steps.run(2, lambda table: table.fill_(5)).tolist() == [10, 10]
-    assert steps.run(3, lambda table: table.fill_(7)).tolist() == [14, 14, 14]
+    assert steps.run(3, fill(1)).tolist() == [2, 2, 2]
+    assert steps.run(2, fill(5)).tolist() == [10, 10]
+    assert steps.run(3, fill(7)).tolist() == [14, 14, 14]
     assert (tape.num_recorded, tape.num_replayed, len(steps)) == (2, 3, 2)
 
 
@@ -61,9 +72,9 @@ def test_the_least_recently_used_size_makes_room(monkeypatch: pytest.MonkeyPatch
     tape = Tape()
     steps = doubles(tape)
     for size in (1, 2, 1, 3, 1):  # 3 drives out 2, for 1 was used since
-        steps.run(size, lambda table: table.fill_(1))
+        steps.run(size, fill(1))
     assert tape.num_recorded == 3 and len(steps) == 2
-    steps.run(2, lambda table: table.fill_(1))
+    steps.run(2, fill(1))
     assert tape.num_recorded == 4
 
 
@@ -78,16 +89,16 @@ def test_without_a_gpu_a_step_is_simply_called() -> None:
         Caller(), lambda size: torch.zeros(size), step
     )
     for value in (1.0, 2.0):
-        got = steps.run(4, lambda table, v=value: table.fill_(v))  # type: ignore[misc]  # bound now
+        got = steps.run(4, fill(value))
         assert got.tolist() == [value + 1] * 4
     assert calls == [4, 4]
 
 
 @needs_gpu
 def test_a_cuda_graph_replays_on_new_content() -> None:
-    steps = RecordedSteps(
+    steps: RecordedSteps[int, Tensor] = RecordedSteps(
         CudaRecorder(), lambda size: torch.zeros(size, device=DEVICE), lambda table: table * 2
     )
     for value in (1.0, 2.0, 3.0):
-        got = steps.run(4, lambda table, v=value: table.fill_(v))  # type: ignore[misc]  # bound now
+        got = steps.run(4, fill(value))
         assert got.tolist() == [2 * value] * 4

@@ -1,0 +1,37 @@
+"""Options that several commands share, and what every group of commands does without one."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from specdec.config import EngineConfig
+
+Model = Annotated[str, typer.Option(help="Folder of safetensors, hub id, or the built-in name.")]
+Drafter = Annotated[str, typer.Option(help="Who guesses: none, ngram, or a registered drafter.")]
+NodeBudget = Annotated[int, typer.Option(help="Most draft nodes per step, 0 = plain decoding.")]
+DTypeName = Annotated[str, typer.Option(help="Weights: auto, bf16, fp16 or fp32.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Rule = Annotated[str, typer.Option(help="coupled, rejection, or typical (lossy).")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads; default: all cores.")]
+Context = Annotated[int | None, typer.Option(help="Longest context; default: the model's.")]
+KvMemory = Annotated[int, typer.Option(help="Memory of the KV cache in MiB.")]
+KvDType = Annotated[str, typer.Option(help="KV cache: auto, or fp8 on a GPU.")]
+Deterministic = Annotated[
+    bool,
+    typer.Option(
+        help="Equal tokens whatever is drafted; a CPU always, a GPU may be faster without."
+    ),
+]
+TokenBudget = Annotated[int, typer.Option(help="Most query tokens per step.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+DEFAULTS = EngineConfig()
+
+
+def need_command(context: typer.Context) -> None:
+    """Answer a missing command with the help, over as many lines as it has."""
+    if context.invoked_subcommand is None:
+        print(context.get_help(), file=sys.stderr)
+        raise typer.Exit(2)
