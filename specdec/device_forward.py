@@ -14,10 +14,13 @@ from specdec.cuda_graphs import (
 )
 from specdec.kernels.attention_tiles import Processors, tile_shape
 from specdec.kernels.batch import Batch
+from specdec.kernels.segment import Segment
 from specdec.kernels.step_tables import StepTables, TableSizes
 from specdec.kernels.triton_step import TritonStep
 from specdec.kv_cache import KVCache
 from specdec.model import TargetModel
+
+_LONG_CONTEXT = 4096  # of a rehearsal
 
 
 class DeviceForward:
@@ -53,6 +56,38 @@ class DeviceForward:
         tables = self._make_tables(sizes)
         tables.load(batch)
         return self._step(tables)[:num_logits]
+
+    def warm_up(self, node_budget: int, token_budget: int) -> None:
+        """Compile and record what a lone stream needs: its prompt, plain steps, chains and trees.
+
+        At a short and at a longer context, where keys are split. Writes to the KV cache, so call it
+        before anything is in there.
+        """
+        room = min(self._model.cos.shape[0], self._kv_cache.num_blocks * self._kv_cache.block_size)
+        for end in sorted({min(room, 256), min(room, _LONG_CONTEXT)}):
+            for num_rows in sorted({1, 2, 1 + node_budget}):
+                if num_rows <= end:
+                    self(self._rehearsal(num_rows, end, num_logits=num_rows))
+                    if num_rows > 2:
+                        self(self._rehearsal(num_rows, end, num_logits=num_rows, is_tree=True))
+            self(self._rehearsal(min(token_budget, end), end, num_logits=1))
+
+    def _rehearsal(
+        self, num_rows: int, end: int, *, num_logits: int, is_tree: bool = False
+    ) -> Batch:
+        """A batch of one request whose rows take the last places before `end`."""
+        blocks = tuple(range(-(-end // self._kv_cache.block_size)))
+        star = tuple(1 | 1 << node for node in range(num_rows))  # a root and its children
+        root = end - num_rows
+        segment = Segment(0, num_rows, root, blocks, star if is_tree else None)
+        return Batch(
+            token_ids=(0,) * num_rows,
+            positions=segment.positions,
+            slots=tuple(range(root, end)),
+            segments=(segment,),
+            logit_rows=tuple(range(num_rows - num_logits, num_rows)),
+            first_logit=(0, num_logits),
+        )
 
     def sizes(self, batch: Batch) -> TableSizes:
         """The tables' sizes, rounded up to buckets."""

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.commit import VerifiedStep
 from specdec.kernels.batch import Batch
 from specdec.kernels.gumbel_argmax import gumbel_argmax
 from specdec.kernels.row_sampling import RowSampling
+from specdec.kernels.transfer import to_device
 from specdec.kernels.tree_walk import TreeWalk, tree_walk
 from specdec.kernels.truncation import thresholds
 from specdec.plan import DecodeStep, StepPlan
@@ -66,7 +66,7 @@ def _walk(
     """Launch the kernels; nothing is waited for."""
     sampling, token_ids, parents = _rows(steps, trees, samplers, logits.device)
     choices, is_finite = gumbel_argmax(logits, sampling, thresholds(logits, sampling))
-    first_node = _to_device(np.array(first_logit, dtype=np.int32), logits.device)
+    first_node = to_device(torch.tensor(first_logit, dtype=torch.int32), logits.device)
     longest = max(max(tree.depths) for tree in trees)
     return tree_walk(choices, is_finite, token_ids, parents, first_node, longest)
 
@@ -94,10 +94,10 @@ def _rows(
         real[4, nodes] = sampler.inverse_temperature
         real[5, nodes] = params.top_p
         real[6, nodes] = params.min_p
-    on_device = _to_device(columns, device)
+    on_device = to_device(torch.from_numpy(columns), device)
     as_real = on_device.view(torch.float32)
     sampling = RowSampling(
-        seeds=_to_device(seeds.view(np.int64), device),
+        seeds=to_device(torch.from_numpy(seeds.view(np.int64)), device),
         positions=on_device[2],
         inverse_temperature=as_real[4],
         top_k=on_device[3],
@@ -105,13 +105,6 @@ def _rows(
         min_p=as_real[6],
     )
     return sampling, on_device[0], on_device[1]
-
-
-def _to_device(values: NDArray[np.generic], device: torch.device) -> Tensor:
-    tensor = torch.from_numpy(values)
-    if device.type == "cuda":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
 
 
 def _read(walk: TreeWalk) -> TreeWalk:

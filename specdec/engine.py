@@ -51,6 +51,7 @@ class Engine:
         self.loaded = loaded or load_model(config)
         kv_cache = make_kv_cache(config, self.loaded.model, self.loaded.max_model_len)
         self.runner = ModelRunner(self.loaded.model, kv_cache)
+        self.runner.warm_up(config.node_budget, config.token_budget)
         self.pool = BlockPool(
             kv_cache.num_blocks, config.block_size, prefix_cache=config.prefix_cache
         )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specdec.kernels import dispatch
 from specdec.kernels.layer_cache import LayerCache
+from specdec.kernels.transfer import to_device
 
 
 def slot_at(table: Sequence[int], position: int, block_size: int) -> int:
@@ -87,7 +88,7 @@ class KVCache:
         raw[:, :, list(block_ids)] = 0
 
     def _slots(self, slots: Sequence[int]) -> Tensor:
-        return torch.tensor(slots, dtype=torch.int32).to(self.data.device, non_blocking=True)
+        return to_device(torch.tensor(slots, dtype=torch.int32), self.data.device)
 
     def _locate(self, slots: Sequence[int]) -> tuple[Tensor, Tensor]:
         index = torch.tensor(slots, dtype=torch.int64, device=self.data.device)

@@ -52,13 +52,16 @@ def load_model(config: EngineConfig) -> LoadedModel:
         )
     with ThreadPoolExecutor(1) as pool:  # parsing the tokenizer costs a tenth of a second
         loading = pool.submit(Tokenizer.load, folder)
-        weights = ModelWeights.load(
-            model_config,
-            checkpoints.open_weights(folder),
-            resolve_dtype(config.dtype, device),
-            device,
-            _row_tile(config, device),
-        )
+        try:
+            weights = ModelWeights.load(
+                model_config,
+                checkpoints.open_weights(folder),
+                resolve_dtype(config.dtype, device),
+                device,
+                _row_tile(config, device),
+            )
+        except torch.OutOfMemoryError:
+            raise UsageError(f"the weights of {config.model} do not fit on {device}") from None
         tokenizer = loading.result()
     return LoadedModel(
         model=TargetModel(model_config, weights, max_model_len),
@@ -129,6 +132,11 @@ def _device(name: str) -> torch.device:
         raise UsageError(f"unknown device {name!r}; use cpu or cuda") from None
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"device {name!r} is not supported; use cpu or cuda")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError("no CUDA device is visible; use --device cpu")
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if not count:
+            raise UsageError("no CUDA device is visible; use --device cpu")
+        if (device.index or 0) >= count:
+            raise UsageError(f"no device {name!r}; there are {count}, from cuda:0 on")
+        torch.cuda.set_device(device.index or 0)  # where Triton launches
     return device

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -17,6 +18,9 @@ from specdec.model import TargetModel
 from specdec.plan import StepPlan
 from specdec.request import Request
 from specdec.tree import DraftTree
+
+if TYPE_CHECKING:
+    from specdec.device_forward import DeviceForward
 
 
 class ModelRunner:
@@ -61,8 +65,13 @@ class ModelRunner:
         )
         return model.forward(ops, self.kv_cache)
 
+    def warm_up(self, node_budget: int, token_budget: int) -> None:
+        """Let a GPU compile and record its steps before the first request; a CPU needs none."""
+        if self.kv_cache.data.device.type == "cuda":
+            self._on_device.warm_up(node_budget, token_budget)
+
     @cached_property
-    def _on_device(self) -> Callable[[Batch], Tensor]:
+    def _on_device(self) -> DeviceForward:
         from specdec.device_forward import DeviceForward  # imports triton
 
         return DeviceForward(self.model, self.kv_cache)

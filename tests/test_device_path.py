@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdec.cuda_graphs import Step
 from specdec.device_forward import DeviceForward
 from specdec.device_verifier import DeviceVerifier
 from specdec.kv_cache import KVCache
@@ -173,6 +174,34 @@ def test_rows_are_padded_to_the_pinned_number() -> None:
     assert (sizes.num_rows, sizes.num_logits) == (4, 1)
     assert not sizes.shape.is_deterministic
     assert dataclasses.replace(sizes) == sizes and hash(sizes)  # a key of recorded steps
+
+
+class Ledger:
+    """Keeps the sizes of what is recorded."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def record(self, step: Step) -> Step:
+        self.count += 1
+        return step
+
+
+@MODES
+def test_a_lone_stream_finds_its_steps_recorded(is_deterministic: bool) -> None:
+    """After the warm-up a short stream records nothing new: no compilation in its way."""
+    loaded = toy_device_model(is_deterministic=is_deterministic)
+    session, ledger = Session(loaded, [1, 2, 3, 4, 5]), Ledger()
+    session.kv_cache.data.zero_()  # as it is when an engine starts
+    forward = DeviceForward(loaded.model, session.kv_cache, ledger)
+    forward.warm_up(node_budget=3, token_budget=4)
+    recorded = ledger.count
+    assert recorded >= 4
+    session.runner.__dict__["_on_device"] = forward
+    session.step(DraftTree.root_only(5))
+    session.step(DraftTree.from_paths(5, [[6, 7, 8]], source="x", node_budget=3))
+    session.step(DraftTree.from_paths(5, [[6], [7], [8]], source="x", node_budget=3))
+    assert ledger.count == recorded
 
 
 @needs_gpu
