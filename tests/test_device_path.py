@@ -196,7 +196,7 @@ def test_a_lone_stream_finds_its_steps_recorded(is_deterministic: bool) -> None:
     forward = DeviceForward(loaded.model, session.kv_cache, ledger)
     forward.warm_up(node_budget=3, token_budget=4)
     recorded = ledger.count
-    assert recorded >= 4
+    assert recorded >= 2  # pinned rows need few sizes
     session.runner.__dict__["_on_device"] = forward
     session.step(DraftTree.root_only(5))
     session.step(DraftTree.from_paths(5, [[6, 7, 8]], source="x", node_budget=3))
