@@ -151,6 +151,7 @@ class TreeAttention:
             num_heads=dims.num_heads,
             num_kv_heads=dims.num_kv_heads,
             head_dim=dims.head_dim,
+            itemsize=q.dtype.itemsize,
             is_deterministic=self.is_deterministic,
             processors=Processors.of(place.device),
         )

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from specdec.errors import UsageError
 from specdec.evals import kernel_forward
 from specdec.evals.kernel_case import KernelCase, Place, accuracy
 from specdec.evals.kernel_cases import cpu_cases, gpu_cases
@@ -48,8 +49,11 @@ class WrongResult(Exception):
 
 
 def run(out: Path, *, is_quick: bool, as_json: bool) -> int:
-    """Measure, write kernels.json and roofline.png to `out`, print. Returns the exit code."""
-    out.mkdir(parents=True, exist_ok=True)
+    """Measure, write kernels.json and roofline.png to `out`, print. Returns the exit code.
+
+    Raises UsageError, before anything is measured, if `out` cannot take the files.
+    """
+    _check_writable(out, "kernels.json", "roofline.png")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu":
         print(NO_GPU, file=sys.stderr if as_json else sys.stdout, flush=True)
@@ -59,6 +63,16 @@ def run(out: Path, *, is_quick: bool, as_json: bool) -> int:
     (out / "kernels.json").write_text(text + "\n", encoding="utf-8")
     print(text if as_json else render(report))
     return 1 if report["num_failed"] else 0
+
+
+def _check_writable(folder: Path, *names: str) -> None:
+    """Minutes of measuring must not be lost to a folder that cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            (folder / name).open("ab").close()
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {error.strerror}") from None
 
 
 def _plot(report: Mapping[str, Any], path: Path) -> str:
@@ -298,7 +312,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a tenth of the cases")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     options = parser.parse_args()
-    sys.exit(run(options.out, is_quick=options.quick, as_json=options.json))
+    try:
+        sys.exit(run(options.out, is_quick=options.quick, as_json=options.json))
+    except UsageError as error:
+        sys.exit(f"specdec: {error}")
 
 
 if __name__ == "__main__":

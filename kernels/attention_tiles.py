@@ -11,11 +11,9 @@ from torch import Tensor
 from specdec.kernels.segment import Segment
 
 MAX_WORDS = 4  # 64-bit ancestor words: at most 256 nodes, root included
-# Deterministic mode. A split is a fixed range of absolute positions, and every row sees products
-# of one shape, so that a row's sums run in the same order whatever is drafted beside it.
+# Deterministic mode: a split is a fixed range of absolute positions, so that a row's sums run in
+# the same order whatever is drafted beside it.
 FIXED_SPLIT = 512
-FIXED_BLOCK_M = 64
-MAX_BLOCK_M = 64  # largest tile, except where `Processors.has_large_tiles`
 
 
 @dataclass(frozen=True)
@@ -95,29 +93,39 @@ def tile_shape(
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
+    itemsize: int,
     is_deterministic: bool,
     processors: Processors,
 ) -> TileShape:
-    """Shape of the launch for these segments on a device."""
+    """Shape of the launch for these segments on a device. itemsize: bytes per number of q."""
     group = num_heads // num_kv_heads
     longest = max((max(s.positions) + 1 for s in segments), default=1)
     most_rows = max((s.num_rows for s in segments), default=1)
     tree_rows = max((s.num_rows for s in segments if s.ancestors is not None), default=1)
     words = _power_of_two(-(-tree_rows // 64))
+    assert words <= MAX_WORDS, "a tree of more than 256 nodes"
+    largest = largest_block_m(head_dim, itemsize)
     smallest = max(16, _power_of_two(group))
     block_n = block_of_keys(head_dim)
     if is_deterministic:
         num_splits = _power_of_two(-(-longest // FIXED_SPLIT))
-        return TileShape(
-            group, max(FIXED_BLOCK_M, smallest), block_n, num_splits, FIXED_SPLIT, words
-        )
-    largest = 2 * MAX_BLOCK_M if processors.has_large_tiles and head_dim <= 128 else MAX_BLOCK_M
+        return TileShape(group, max(largest, smallest), block_n, num_splits, FIXED_SPLIT, words)
+    if processors.has_large_tiles and itemsize <= 2 and head_dim <= 128:
+        largest *= 2
     block_m = max(smallest, min(largest, _power_of_two(most_rows * group)))
     num_tiles = sum(-(-s.num_rows // (block_m // group)) for s in segments)
     # Two programs of a small tile run on a multiprocessor at once; a large one needs its registers.
     num_slots = processors.count * (2 if block_m <= 32 else 1)
     num_splits = splits(longest, num_tiles * num_kv_heads, num_slots, block_m)
     return TileShape(group, block_m, block_n, num_splits, 0, words)
+
+
+def largest_block_m(head_dim: int, itemsize: int) -> int:
+    """Rows of a tile whose queries and sums every target holds; in deterministic mode of any tile.
+
+    Example: 64 for heads of 128 in bf16, 32 in fp32, and 32 for heads of 256 in bf16.
+    """
+    return max(16, min(64, 2**14 // (_power_of_two(head_dim) * itemsize)))
 
 
 def block_of_keys(head_dim: int) -> int:

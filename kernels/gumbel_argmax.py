@@ -109,11 +109,17 @@ def gumbel_argmax(
     num_rows, vocab_size = logits.shape
     assert logits.stride(1) == 1 and 0 < vocab_size <= _MAX_VOCAB
     num_tiles = triton.cdiv(vocab_size, TILE)
-    by_tile = torch.empty((3, num_rows, num_tiles), dtype=torch.int32, device=logits.device)
-    out = torch.empty((2, num_rows), dtype=torch.int32, device=logits.device)
+    tiles, device = (num_rows, num_tiles), logits.device
+    tile_scores = torch.empty(tiles, dtype=torch.float32, device=device)
+    # Tensors of their own are aligned: Triton compiles anew for those that are not.
+    tile_ids, tile_is_finite = (
+        torch.empty(tiles, dtype=torch.int32, device=device) for _ in range(2)
+    )
+    token_ids, is_finite = (
+        torch.empty(num_rows, dtype=torch.int32, device=device) for _ in range(2)
+    )
     if num_rows == 0:
-        return out[0], out[1]
-    tile_scores = by_tile[0].view(torch.float32)
+        return token_ids, is_finite
     _choose_in_tiles[(num_rows, num_tiles)](
         logits,
         logits.stride(0),
@@ -123,22 +129,22 @@ def gumbel_argmax(
         sampling.inverse_temperature,
         thresholds,
         tile_scores,
-        by_tile[1],
-        by_tile[2],
+        tile_ids,
+        tile_is_finite,
         TILE=TILE,
         **_OPTIONS,
     )
     _choose_among_tiles[(num_rows,)](
         tile_scores,
-        by_tile[1],
-        by_tile[2],
+        tile_ids,
+        tile_is_finite,
         num_tiles,
-        out[0],
-        out[1],
+        token_ids,
+        is_finite,
         MAX_TILES=triton.next_power_of_2(num_tiles),
         num_warps=1,
     )
-    return out[0], out[1]
+    return token_ids, is_finite
 
 
 def variants() -> Iterator[Variant]:

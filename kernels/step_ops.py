@@ -23,7 +23,7 @@ class HeadShape:
 
 
 class StepOps(Protocol):
-    """The ops of one step; `dispatch.step_ops` chooses who does them.
+    """The ops of one step, done by `ReferenceStep` or `TritonStep`.
 
     The residual stream is fp32; what a matrix product reads is in the weights' dtype. Rows past the
     batch's own are padding: they belong to no segment, and what comes of them is not used.

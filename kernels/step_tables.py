@@ -17,6 +17,8 @@ from specdec.kernels.batch import Batch
 
 # What stands in the places that a batch leaves over; 0 in tables not named.
 _PADDING = {"slots": -1, "tail_rows": -1}
+# Triton compiles a kernel anew for every pattern of pointers that are not 16-byte aligned.
+_ALIGNMENT = 4  # in 32-bit integers
 
 
 @dataclass(frozen=True)
@@ -55,14 +57,16 @@ class StepTables:
             **dict.fromkeys(("shared_lens", "num_own"), (segments,)),
             **dict.fromkeys(("tail_rows", "tail_segments"), (sizes.num_tails,)),
         }
-        total = sum(torch.Size(shape).numel() for shape in self._shapes.values())
+        total = sum(_room(shape) for shape in self._shapes.values())
         is_pinned = device.type == "cuda"
         self._mirror = torch.zeros(total, dtype=torch.int32, pin_memory=is_pinned)
         self._buffer = torch.zeros(total, dtype=torch.int32, device=device)
+        # Without a wait for a step's result, the mirror could change before it was copied.
+        self._copied = torch.cuda.Event() if is_pinned else None
         host, on_device = self._views(self._mirror), self._views(self._buffer)
         self._block_tables = host["block_tables"]
         self._ancestors = host["ancestors"].view(torch.int64)
-        self._columns = self._mirror[self._ancestors.numel() * 2 + self._block_tables.numel() :]
+        self._columns = self._mirror[host["token_ids"].storage_offset() :]
         self.token_ids = on_device.pop("token_ids")
         self.slots = on_device.pop("slots")
         self.logit_rows = on_device.pop("logit_rows")
@@ -72,9 +76,8 @@ class StepTables:
     def _views(self, buffer: Tensor) -> dict[str, Tensor]:
         views, start = {}, 0
         for name, shape in self._shapes.items():
-            end = start + torch.Size(shape).numel()
-            views[name] = buffer[start:end].view(shape)
-            start = end
+            views[name] = buffer[start : start + torch.Size(shape).numel()].view(shape)
+            start += _room(shape)
         return views
 
     def load(self, batch: Batch) -> None:
@@ -88,13 +91,21 @@ class StepTables:
         for name, shape in self._shapes.items():
             if len(shape) == 1:
                 values = columns[name] if name in columns else getattr(batch, name)
-                room = shape[0] - len(values)
-                assert room >= 0, f"{name} does not fit"  # our own bug
+                assert len(values) <= shape[0], f"{name} does not fit"  # our own bug
                 everything += values
-                everything += [padding.get(name, 0)] * room
+                everything += [padding.get(name, 0)] * (_room(shape) - len(values))
+        if self._copied is not None:
+            self._copied.synchronize()  # long past, unless steps follow each other unread
         # One list and one conversion: tensors are dear to make, and the device waits for them.
         self._columns.copy_(torch.tensor(everything, dtype=torch.int32))
         self._block_tables.zero_()
         self._ancestors.zero_()
         fill_tables(batch.segments, self._block_tables, self._ancestors)
         self._buffer.copy_(self._mirror, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+
+
+def _room(shape: tuple[int, ...]) -> int:
+    """Integers that a table takes, up to the aligned start of the next."""
+    return -(-torch.Size(shape).numel() // _ALIGNMENT) * _ALIGNMENT

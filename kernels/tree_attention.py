@@ -12,11 +12,10 @@ from torch import Tensor
 
 from specdec.kernels import attention_kernels
 from specdec.kernels.attention_tiles import (
-    FIXED_BLOCK_M,
     FIXED_SPLIT,
-    MAX_BLOCK_M,
     AttentionTiles,
     block_of_keys,
+    largest_block_m,
 )
 from specdec.kernels.e4m3 import E4M3_SHIFT
 from specdec.kernels.variant import Variant
@@ -163,11 +162,21 @@ def variants() -> Iterator[Variant]:
     yield from _forms(64, 8, 8, 64, torch.bfloat16)
     yield from _forms(128, 8, 4, 64, torch.bfloat16, is_e4m3=True)
     yield from _forms(128, 8, 4, 64, torch.bfloat16, words=4, window=4096)
-    yield from _forms(128, 8, 4, FIXED_BLOCK_M, torch.bfloat16, split_size=FIXED_SPLIT)
-    for head_dim in (80, 96, 256):
-        yield from _forms(head_dim, 8, 1, 64, torch.bfloat16)
+    for head_dim, num_kv_heads, group in ((128, 8, 4), (64, 3, 3), (256, 8, 1)):
+        block_m = largest_block_m(head_dim, 2)
+        yield from _forms(
+            head_dim, num_kv_heads, group, block_m, torch.bfloat16, split_size=FIXED_SPLIT
+        )
+    yield from _forms(128, 8, 4, 64, torch.bfloat16, is_e4m3=True, split_size=FIXED_SPLIT)
+    yield from _forms(128, 8, 4, 32, torch.bfloat16, words=2)
+    for head_dim in (16, 32, 80, 96, 256):
+        yield from _forms(head_dim, 8, 1, largest_block_m(head_dim, 2), torch.bfloat16)
     yield from _forms(128, 8, 4, 64, torch.float16)
-    yield from _forms(128, 8, 4, 16, torch.float32, is_hot=False)
+    for head_dim in (64, 256):
+        block_m = largest_block_m(head_dim, 4)
+        yield from _forms(
+            head_dim, 8, 4, block_m, torch.float32, split_size=FIXED_SPLIT, is_hot=False
+        )
 
 
 def _forms(
@@ -202,7 +211,8 @@ def _forms(
     }
     constants = _constants(num_kv_heads, group, head_dim, 32, is_e4m3=is_e4m3, dtype=dtype)
     sizes = _sizes(block_m, block_of_keys(head_dim), words, split_size, window)
-    targets = LARGE_TILE_TARGETS if block_m > MAX_BLOCK_M else ()
+    is_large = block_m > largest_block_m(head_dim, dtype.itemsize)
+    targets = LARGE_TILE_TARGETS if is_large else ()
 
     def form(name: str, kernel: Any, extra: dict[str, Any]) -> Variant:
         every = {**constants, **sizes, **extra}

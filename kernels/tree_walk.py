@@ -18,6 +18,7 @@ from specdec.kernels.variant import Variant
 
 MAX_NODES = 256  # per tree, root included
 MAX_PATH = MAX_NODES - 1  # accepted nodes: a chain, root excluded
+_MIN_WIDTH = 64  # two lanes each: narrower rows save nothing
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class TreeWalk:
         return (self.buffer.shape[1] - 3) // 2
 
 
-@triton.jit
+# The longest path changes with every step: compiled for a few widths, and for any length.
+@triton.jit(do_not_specialize=["max_path"])
 def _walk(
     choices: tl.tensor,
     is_finite: tl.tensor,
@@ -131,7 +133,7 @@ def tree_walk(
             first_node,
             buffer,
             max_path,
-            WIDTH=triton.next_power_of_2(buffer.shape[1]),
+            WIDTH=max(_MIN_WIDTH, triton.next_power_of_2(buffer.shape[1])),
             NODES=MAX_NODES,
             num_warps=1,
         )
@@ -140,7 +142,7 @@ def tree_walk(
 
 def variants() -> Iterator[Variant]:
     """The compiled forms: short paths and the longest."""
-    for width in (64, 1024):
+    for width in (_MIN_WIDTH, 1024):
         yield Variant(
             f"tree_walk {width}",
             _walk,

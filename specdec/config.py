@@ -51,7 +51,7 @@ class EngineConfig:
             raise UsageError(f"unknown dtype {self.dtype!r}; choose from {_names(DType)}")
         if self.kv_dtype not in get_args(KVDType):
             raise UsageError(f"unknown KV dtype {self.kv_dtype!r}; choose from {_names(KVDType)}")
-        if self.kv_dtype == "fp8" and self.device == "cpu":
+        if self.kv_dtype == "fp8" and self.device.startswith("cpu"):
             raise UsageError("an fp8 KV cache needs a GPU; use --kv-dtype auto")
         if self.verification not in get_args(Verification):
             raise UsageError(

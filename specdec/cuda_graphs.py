@@ -49,14 +49,14 @@ class CudaRecorder:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()  # graphs never run at once: one memory for all
+        self._side = torch.cuda.Stream()  # one, for cuBLAS keeps a workspace per stream
 
     def record(self, step: Step) -> Step:
         # Kernels are compiled and libraries set up before the capture, which allows neither.
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
             step()
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(self._side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             out = step()
@@ -92,7 +92,7 @@ class RecordedSteps(Generic[Key, Tables]):
     def run(self, size: Key, load: Callable[[Tables], None]) -> Tensor:
         """Load the tables of this size, recording the step first if it is new, and run it.
 
-        The result is valid until the next run of the same size.
+        The result is valid until the next run of any size: recordings share their memory.
         """
         found = self._recorded.get(size)
         if found is None:

@@ -58,7 +58,7 @@ class DeviceForward:
         return self._step(tables)[:num_logits]
 
     def warm_up(self, node_budget: int, token_budget: int) -> None:
-        """Compile and record what a lone stream needs: its prompt, plain steps, chains and trees.
+        """Compile and record what a lone stream needs: prompt, plain steps, chains, trees, moves.
 
         At a short and at a longer context, where keys are split. Writes to the KV cache, so call it
         before anything is in there.
@@ -71,6 +71,7 @@ class DeviceForward:
                     if num_rows > 2:
                         self(self._rehearsal(num_rows, end, num_logits=num_rows, is_tree=True))
             self(self._rehearsal(min(token_budget, end), end, num_logits=1))
+        self._kv_cache.move([0], [0])
 
     def _rehearsal(
         self, num_rows: int, end: int, *, num_logits: int, is_tree: bool = False
@@ -97,6 +98,7 @@ class DeviceForward:
             num_heads=heads.num_heads,
             num_kv_heads=heads.num_kv_heads,
             head_dim=heads.head_dim,
+            itemsize=self._model.weights.dtype.itemsize,
             is_deterministic=self._model.weights.row_tile is not None,
             processors=self._processors,
         )

@@ -15,7 +15,9 @@ from specdec.kernels.row_sampling import RowSampling
 from specdec.kernels.transfer import to_device
 from specdec.kernels.tree_walk import TreeWalk, tree_walk
 from specdec.kernels.truncation import thresholds
+from specdec.params import SamplingParams
 from specdec.plan import DecodeStep, StepPlan
+from specdec.request import Request
 from specdec.sampling import Sampler
 from specdec.tree import ROOT_SOURCE, DraftTree
 from specdec.verification import Verdict, records
@@ -55,6 +57,13 @@ class DeviceVerifier:
                 verified.append(_verified(step, tree, rows, walk, index))
         return verified
 
+    def warm_up(self, logits: Tensor) -> None:
+        """See Verifier: compiles the kernels, or the first request would wait for it."""
+        params = SamplingParams(temperature=1.0, top_k=5, top_p=0.9, seed=0)
+        request = Request("warm-up", (0,), params)
+        sampler = Sampler(request.params, request.prompt_ids, seed=0, eos_token_ids=())
+        _walk([DecodeStep(request, 0)], [DraftTree.root_only(0)], [sampler], logits, (0, 1))
+
 
 def _walk(
     steps: Sequence[DecodeStep],
@@ -65,7 +74,11 @@ def _walk(
 ) -> TreeWalk:
     """Launch the kernels; nothing is waited for."""
     sampling, token_ids, parents = _rows(steps, trees, samplers, logits.device)
-    choices, is_finite = gumbel_argmax(logits, sampling, thresholds(logits, sampling))
+    if any(sampler.truncates for sampler in samplers):
+        least = thresholds(logits, sampling)
+    else:  # many launches for nothing
+        least = torch.full((len(logits),), -torch.inf, device=logits.device)
+    choices, is_finite = gumbel_argmax(logits, sampling, least)
     first_node = to_device(torch.tensor(first_logit, dtype=torch.int32), logits.device)
     longest = max(max(tree.depths) for tree in trees)
     return tree_walk(choices, is_finite, token_ids, parents, first_node, longest)
@@ -79,7 +92,8 @@ def _rows(
 ) -> tuple[RowSampling, Tensor, Tensor]:
     """Per node: how it is sampled, its token and its parent. One copy for the 32-bit columns."""
     num_nodes = sum(tree.num_nodes for tree in trees)
-    columns = np.zeros((7, num_nodes), dtype=np.int32)
+    width = -(-num_nodes // 4) * 4  # aligned rows: Triton compiles anew for those that are not
+    columns = np.zeros((7, width), dtype=np.int32)
     real = columns.view(np.float32)
     seeds = np.zeros(num_nodes, dtype=np.uint64)
     end = 0
@@ -94,7 +108,7 @@ def _rows(
         real[4, nodes] = sampler.inverse_temperature
         real[5, nodes] = params.top_p
         real[6, nodes] = params.min_p
-    on_device = to_device(torch.from_numpy(columns), device)
+    on_device = to_device(torch.from_numpy(columns), device)[:, :num_nodes]
     as_real = on_device.view(torch.float32)
     sampling = RowSampling(
         seeds=to_device(torch.from_numpy(seeds.view(np.int64)), device),

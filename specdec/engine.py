@@ -63,6 +63,8 @@ class Engine:
         )
         self.controller = FixedBudget(config.node_budget)
         self._verifier = make_verifier(config.verification, kv_cache.data.device)
+        weights = self.loaded.model.weights
+        self._verifier.warm_up(weights.embedding.new_zeros(1, self.vocab_size, dtype=weights.dtype))
         self._committer = Committer(self.scheduler, kv_cache, self.loaded.eos_token_ids)
         self._samplers: dict[str, Sampler] = {}
         self._requests: dict[str, Request] = {}

@@ -19,7 +19,7 @@ class SamplingParams:
     """Sampling parameters of one request, validated on construction.
 
     `seed=None` means that the engine draws one. `top_k=0` and `top_p=1` switch truncation off.
-    The order is: penalties, bias and bans, temperature, top-k, top-p, min-p (docs/sampling.md).
+    The order is: penalties, bias and bans, temperature, top-k, top-p, min-p (see sampling.py).
 
     Example: `SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=64)`.
     Raises InvalidRequest naming the parameter.

@@ -88,6 +88,13 @@ class Sampler:
         """Absolute position of the token that follows `output_ids`; keys the noise."""
         return self._num_prompt + len(output_ids)
 
+    @property
+    def truncates(self) -> bool:
+        """Whether top-k, top-p or min-p may cut tokens."""
+        params = self.params
+        is_cutting = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+        return is_cutting and not params.is_greedy
+
     def changes_logits(self, num_output: int) -> bool:
         """Whether penalties, bias or bans may change a row that `num_output` tokens lead to."""
         params = self.params

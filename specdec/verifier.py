@@ -31,6 +31,9 @@ class Verifier(Protocol):
     ) -> list[VerifiedStep]:
         """One verdict per decode step of the plan. samplers: by request id."""
 
+    def warm_up(self, logits: Tensor) -> None:
+        """Make ready for logits like these [1, vocab], whatever their values."""
+
 
 def make_verifier(rule: Verification, device: torch.device) -> Verifier:
     """The verifier of a rule on a device: the coupled rule runs where the logits are."""
@@ -67,6 +70,9 @@ class HostVerifier:
             else:
                 verified.append(broken_step(step, tree))
         return verified
+
+    def warm_up(self, logits: Tensor) -> None:
+        """See Verifier; nothing is compiled."""
 
 
 def verify_step(

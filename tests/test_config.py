@@ -89,3 +89,13 @@ def test_more_threads_than_cores_are_refused() -> None:
 def test_a_kv_cache_beyond_memory_is_refused() -> None:
     with pytest.raises(UsageError, match="not to be had"):
         toy_engine(kv_memory_mib=10**10)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu:0"])
+def test_an_fp8_cache_needs_a_gpu(device: str) -> None:
+    """The reference writes fp32: an index of the CPU once got past this check."""
+    with pytest.raises(UsageError, match="fp8 KV cache needs a GPU"):
+        EngineConfig(device=device, kv_dtype="fp8")
+    assert EngineConfig(device="cuda", kv_dtype="fp8").kv_dtype == "fp8"
+    with pytest.raises(UsageError, match="unknown KV dtype 'int3'; choose from auto, fp8"):
+        EngineConfig(kv_dtype="int3")  # type: ignore[arg-type]

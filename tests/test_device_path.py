@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Iterator, Sequence
-from unittest.mock import patch
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock, call, patch
 
 import pytest
 import torch
@@ -12,16 +15,19 @@ from torch import Tensor
 
 from specdec.cuda_graphs import Step
 from specdec.device_forward import DeviceForward
-from specdec.device_verifier import DeviceVerifier
+from specdec.device_verifier import DeviceVerifier, _rows
+from specdec.kernels.batch import Batch
+from specdec.kernels.tree_walk import tree_walk
 from specdec.kv_cache import KVCache
 from specdec.loading import LoadedModel
 from specdec.model_runner import ModelRunner
 from specdec.params import SamplingParams
 from specdec.plan import DecodeStep, PrefillChunk, StepPlan
-from specdec.request import Request, RequestOutput
+from specdec.request import Request, RequestOutput, TokenRecord
+from specdec.sampling import Sampler
 from specdec.tree import DraftTree, TreeBuilder
 from specdec.verifier import HostVerifier
-from tests.kernels.device import DEVICE, needs_gpu
+from tests.kernels.device import DEVICE, needs_gpu, randn
 from tests.toy import TruthDrafter, run_all, toy_engine
 from tests.toy_device import device_path, toy_device_model
 
@@ -98,6 +104,70 @@ def test_broken_logits_end_their_request_alone() -> None:
     assert ends == {"broken": "error", "fine": "length"}
 
 
+KINDS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.7},
+    {"temperature": 1.5, "top_k": 2},
+    {"temperature": 2.0, "top_p": 0.5},
+    {"temperature": 1.5, "min_p": 0.7},
+    {"temperature": 1.0, "repetition_penalty": 1.9},
+    {"temperature": 1.0, "logit_bias": {1: 4.0}},
+)
+
+
+def test_verdicts_are_those_of_the_host() -> None:
+    """Logits over few tokens, so that guesses are hit and every parameter makes a difference."""
+    rng, vocab_size = random.Random(0), 4
+    steps, trees, samplers, first_logit = [], [], {}, [0]
+    for index in range(49):
+        params = SamplingParams(**KINDS[index % len(KINDS)], seed=index, logprobs=index % 3 or None)
+        request = Request(f"r{index}", (2, 1), params)
+        request.append(TokenRecord(3, "target", 1, 0), ())
+        request.stats.num_steps = index
+        builder, nodes = TreeBuilder(3, index % 8), [0]
+        while builder.room:
+            node = builder.add(rng.choice(nodes[-2:]), rng.randrange(vocab_size), 0.0, f"x{index}")
+            assert node is not None
+            nodes.append(node)
+        trees.append(builder.build())
+        steps.append(DecodeStep(request, 9))
+        first_logit.append(first_logit[-1] + trees[-1].num_nodes)
+        samplers[request.request_id] = Sampler(
+            params, request.prompt_ids, seed=index + 5, eos_token_ids=(0,)
+        )
+    plan, logits = StepPlan((), tuple(steps)), randn(first_logit[-1], vocab_size, seed=1)
+    batch = Batch((), (), (), (), (), tuple(first_logit))
+    got, want = (
+        verifier.verify(plan, trees, logits, batch, samplers)
+        for verifier in (DeviceVerifier(), HostVerifier("coupled"))
+    )
+    assert DeviceVerifier().verify(StepPlan((), ()), [], logits, batch, {}) == []
+    assert sum(len(item.verdict.path) for item in want) > 10
+    for ours, theirs in zip(got, want, strict=True):
+        assert (ours.step, ours.tree, ours.error) == (theirs.step, theirs.tree, theirs.error)
+        assert ours.verdict == theirs.verdict
+        for record, other in zip(ours.records, theirs.records, strict=True):
+            assert dataclasses.replace(record, logprob=None, top_logprobs=()) == (
+                dataclasses.replace(other, logprob=None, top_logprobs=())
+            )
+            assert record.logprob == pytest.approx(other.logprob)
+            assert [pair[0] for pair in record.top_logprobs] == [p[0] for p in other.top_logprobs]
+
+
+@pytest.mark.parametrize("num_guesses", [0, 1, 2, 4])
+def test_columns_of_the_nodes_are_aligned(num_guesses: int) -> None:
+    """Whatever their number, so that one compiled form of the kernels serves every step."""
+    request = requests()[1]
+    sampler = Sampler(request.params, request.prompt_ids, seed=3, eos_token_ids=())
+    tree = DraftTree.from_paths(6, [range(num_guesses)], source="x", node_budget=9)
+    sampling, *nodes = _rows([DecodeStep(request, num_guesses)], [tree], [sampler], DEVICE)
+    columns = [*nodes, *(getattr(sampling, field.name) for field in dataclasses.fields(sampling))]
+    assert all(len(column) == tree.num_nodes for column in columns)
+    of_integers = [column for column in columns if column.dtype != torch.int64]
+    first = min(column.data_ptr() for column in of_integers)
+    assert all((column.data_ptr() - first) % 16 == 0 for column in of_integers)
+
+
 # --- logits ---
 
 
@@ -168,7 +238,12 @@ def test_rows_are_padded_to_the_pinned_number() -> None:
     plan = StepPlan((PrefillChunk(session.request, 0, 2),), (DecodeStep(session.request, 0),))
     batch = session.runner.pack(plan, [DraftTree.root_only(3)])
     sizes = forward.sizes(batch)
+    assert batch.segments[-1].ancestors is None  # a chain needs no tail
     assert (sizes.num_rows, sizes.num_logits) == (8, 8)
+    assert (sizes.num_tiles, sizes.num_segments) == (4, 4)  # three tiles, padding among them
+    assert sizes.shape.is_deterministic
+    star = forward._rehearsal(3, 9, num_logits=3, is_tree=True)
+    assert forward.sizes(star).num_tails == 4
     fast = DeviceForward(toy_device_model(is_deterministic=False).model, session.kv_cache)
     sizes = fast.sizes(batch)
     assert (sizes.num_rows, sizes.num_logits) == (4, 1)
@@ -194,14 +269,62 @@ def test_a_lone_stream_finds_its_steps_recorded(is_deterministic: bool) -> None:
     session, ledger = Session(loaded, [1, 2, 3, 4, 5]), Ledger()
     session.kv_cache.data.zero_()  # as it is when an engine starts
     forward = DeviceForward(loaded.model, session.kv_cache, ledger)
-    forward.warm_up(node_budget=3, token_budget=4)
+    with (
+        patch.object(session.kv_cache, "move", wraps=session.kv_cache.move) as move,
+        patch.object(forward, "_rehearsal", wraps=forward._rehearsal) as rehearsal,
+        patch("specdec.device_forward._LONG_CONTEXT", 96),
+    ):
+        forward.warm_up(node_budget=3, token_budget=4)
+    assert move.called and {made.args[1] for made in rehearsal.mock_calls} == {96, 160}
     recorded = ledger.count
     assert recorded >= 2  # pinned rows need few sizes
     session.runner.__dict__["_on_device"] = forward
+    prompt = StepPlan((PrefillChunk(session.request, 0, 4),), ())
+    assert len(session.runner.forward(session.runner.pack(prompt, []))) == 0
     session.step(DraftTree.root_only(5))
     session.step(DraftTree.from_paths(5, [[6, 7, 8]], source="x", node_budget=3))
     session.step(DraftTree.from_paths(5, [[6], [7], [8]], source="x", node_budget=3))
     assert ledger.count == recorded
+
+
+def test_a_step_of_many_rows_is_launched_unrecorded() -> None:
+    """More rows than are worth a recording; the logits are those of the decode step alone."""
+    session, ledger = Session(toy_device_model(), [1, 2, 3]), Ledger()
+    forward = DeviceForward(toy_device_model().model, session.kv_cache, ledger)
+    plan = StepPlan((PrefillChunk(session.request, 0, 2),), (DecodeStep(session.request, 0),))
+    batch = session.runner.pack(plan, [DraftTree.root_only(3)])
+    recorded = forward(batch).clone()
+    with patch("specdec.device_forward.ROW_BUCKETS", (1,)):
+        launched = forward(batch)
+    assert ledger.count == 1
+    assert launched.shape == (1, toy_device_model().model.config.vocab_size)
+    assert torch.equal(launched, recorded)
+
+
+def test_an_engine_starts_with_its_kernels_compiled() -> None:
+    """Forward (a GPU's only, for an interpreter compiles nothing), choice and walk."""
+    model = toy_device_model()
+    with (
+        patch.object(ModelRunner, "warm_up") as forward,
+        patch.object(DeviceVerifier, "warm_up") as verifier,
+    ):
+        engine = toy_engine(model=model, node_budget=6)
+    forward.assert_called_once_with(6, engine.config.token_budget)
+    (logits,) = verifier.call_args.args
+    assert logits.shape == (1, engine.vocab_size) and logits.dtype == model.model.weights.dtype
+    with patch("specdec.device_verifier.tree_walk", wraps=tree_walk) as walk:
+        engine._verifier.warm_up(logits)
+    assert walk.call_count == 1
+
+
+def test_a_runner_on_a_gpu_is_warmed_up() -> None:
+    for kind, is_due in (("cuda", True), ("cpu", False)):
+        kv_cache = SimpleNamespace(data=SimpleNamespace(device=torch.device(kind)))
+        runner = ModelRunner(toy_device_model().model, kv_cache)  # type: ignore[arg-type]
+        on_device = Mock()
+        runner.__dict__["_on_device"] = on_device
+        runner.warm_up(6, 64)
+        assert on_device.warm_up.mock_calls == ([call(6, 64)] if is_due else [])
 
 
 @needs_gpu

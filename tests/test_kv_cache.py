@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specdec.commit import Committer, VerifiedStep
 from specdec.engine import Engine
 from specdec.kv_cache import KVCache
 from specdec.params import SamplingParams
+from specdec.plan import DecodeStep
 from specdec.request import Request
+from specdec.tree import DraftTree
+from specdec.verification import Verdict
+from tests.kernels.device import DEVICE
 from tests.toy import TruthDrafter, run_all, toy_engine
+from tests.toy_device import device_path
 
 NUM_BLOCKS, BLOCK_SIZE = 3, 4
 
@@ -63,6 +71,17 @@ def test_overlapping_moves(src: list[int], dst: list[int]) -> None:
     assert torch.equal(values[block, :, offset], before[src[0], 1, 1])
 
 
+def test_a_device_moves_by_its_own_kernel() -> None:
+    cache = filled_cache()
+    cache.data = cache.data.to(DEVICE)
+    before = by_slot(cache)
+    with device_path():
+        cache.move([7, 9], [6, 7])
+    assert torch.equal(by_slot(cache)[[6, 7]], before[[7, 9]])
+    others = [slot for slot in range(NUM_BLOCKS * BLOCK_SIZE) if slot not in (6, 7)]
+    assert torch.equal(by_slot(cache)[others], before[others])
+
+
 def test_scrub_zeroes_only_the_named_blocks() -> None:
     cache = filled_cache()
     cache.data[:, :, 1] = torch.nan
@@ -74,9 +93,49 @@ def test_scrub_zeroes_only_the_named_blocks() -> None:
     assert torch.equal(cache.data[:, :, [0, 2]], kept)
 
 
+def test_eight_bits_come_with_scales_and_are_scrubbed() -> None:
+    cache = KVCache(
+        num_layers=2,
+        num_blocks=NUM_BLOCKS,
+        num_kv_heads=2,
+        block_size=BLOCK_SIZE,
+        head_dim=3,
+        dtype=torch.float8_e4m3fn,
+        device=torch.device("cpu"),
+    )
+    layer = cache.layer(1)
+    assert layer.k.dtype == layer.v.dtype == torch.float8_e4m3fn
+    for scales in (layer.k_scales, layer.v_scales):
+        assert scales is not None and scales.tolist() == [1.0, 1.0]
+    cache.data.view(torch.uint8)[:] = 0x7F  # NaN
+    cache.scrub([2])
+    assert (cache.data.float()[:, :, 2] == 0).all()
+    assert cache.data.float()[:, :, :2].isnan().all()
+
+
 def test_bytes_per_block() -> None:
     data = filled_cache().data
     assert KVCache.bytes_per_block(2, 2, BLOCK_SIZE, 3, torch.float32) * NUM_BLOCKS == data.nbytes
+
+
+def test_paths_in_place_are_not_moved() -> None:
+    """Chains cost no launch; of a branching path only the nodes that lie elsewhere move."""
+    engine = toy_engine()
+    request = Request("r", (1, 2, 3), SamplingParams())
+    request.block_ids = [1]
+    kv_cache = Mock()
+    committer = Committer(engine.scheduler, kv_cache, ())
+    tree = DraftTree.from_paths(3, [[4, 5], [6]], source="x", node_budget=9)
+
+    def keep(*paths: tuple[int, ...]) -> None:
+        verdicts = [Verdict(path, (0,) * (len(path) + 1), ()) for path in paths]
+        committer._keep_paths([VerifiedStep(DecodeStep(request, 9), tree, v, ()) for v in verdicts])
+
+    keep((1, 2), ())
+    assert not kv_cache.move.called
+    size = engine.pool.block_size
+    keep((1, 2), (1, 3))
+    kv_cache.move.assert_called_once_with([size + 2 + 3], [size + 2 + 2])
 
 
 def committed(engine: Engine, request: Request, num_tokens: int) -> Tensor:

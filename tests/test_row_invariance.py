@@ -24,7 +24,7 @@ from specdec.model_runner import ModelRunner
 from specdec.params import SamplingParams
 from specdec.plan import DecodeStep, PrefillChunk, StepPlan
 from specdec.request import Request
-from specdec.row_invariance import min_rows, padding
+from specdec.row_invariance import PINNED_ROWS, min_rows, padding
 from specdec.tree import ROOT_SOURCE, DraftTree
 from specdec.weights import ModelWeights, PackedLinear
 from tests.toy import ALPHABET, CONFIG, RandomTensors
@@ -314,3 +314,13 @@ def test_the_promise_holds_for_a_real_product(dtype: torch.dtype) -> None:
         for start in (0, ROW_TILE - num_rows):
             rows = slice(start, start + num_rows)
             assert torch.equal(product(x[rows]), expected[rows])
+
+
+def test_a_gpu_multiplies_only_the_pinned_number_of_rows() -> None:
+    """Nothing is tried there; `meta` stands for a device that is not the CPU."""
+    config, meta = ModelConfig.from_checkpoint(CONFIG), torch.device("meta")
+    weights = ModelWeights.load(config, RandomTensors(CONFIG, 0), torch.float32, meta, PINNED_ROWS)
+    model = TargetModel(config, weights, config.max_position)
+    assert [model.padding(num_rows) for num_rows in (1, 63, 64, 65)] == [63, 1, 0, 63]
+    weights = dataclasses.replace(weights, row_tile=None)
+    assert TargetModel(config, weights, config.max_position).padding(65) == 0

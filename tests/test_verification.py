@@ -16,10 +16,14 @@ from torch import Tensor
 
 from specdec import verification
 from specdec.config import Verification
+from specdec.kernels.batch import Batch
 from specdec.params import SamplingParams
+from specdec.plan import DecodeStep, StepPlan
+from specdec.request import Request
 from specdec.sampling import Sampler
 from specdec.tree import ROOT_SOURCE, DraftTree
 from specdec.verification import Verdict, records, verify
+from specdec.verifier import HostVerifier
 
 VOCAB = 6
 RULES: tuple[Verification, ...] = get_args(Verification)
@@ -270,3 +274,18 @@ def test_records_tell_where_each_token_came_from() -> None:
         assert len(record.top_logprobs) == 2
     bare = records(verdict, rows, step=4, num_logprobs=None)
     assert bare == [dataclasses.replace(r, logprob=None, top_logprobs=()) for r in got]
+
+
+@pytest.mark.parametrize("broken_row", [0, 1])
+def test_one_broken_row_breaks_its_tree_alone(broken_row: int) -> None:
+    tree = DraftTree.from_paths(1, [[2]], source="x", node_budget=1)
+    names = ("broken", "fine")
+    requests = [Request(name, (1,), SamplingParams(seed=0)) for name in names]
+    samplers = {name: Sampler(SamplingParams(), (1,), seed=0, eos_token_ids=()) for name in names}
+    logits = torch.zeros(4, 5)
+    logits[broken_row, 3] = float("inf")
+    plan = StepPlan((), tuple(DecodeStep(request, 1) for request in requests))
+    batch = Batch((), (), (), (), (), (0, 2, 4))
+    verified = HostVerifier("coupled").verify(plan, [tree, tree], logits, batch, samplers)
+    assert [item.error is None for item in verified] == [False, True]
+    assert not verified[0].records

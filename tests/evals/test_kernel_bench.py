@@ -15,6 +15,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from specdec.errors import UsageError
 from specdec.evals import kernel_bench, kernel_forward
 from specdec.evals.kernel_case import Expected, KernelCase, Place, Prepared, Results
 from specdec.evals.kernel_cases import gpu_cases
@@ -247,3 +248,18 @@ def test_cuda_timer_sees_no_more_than_the_device_can_do() -> None:
     timer = CudaTimer(DEVICE)
     found = measure_ceilings(timer, DEVICE, copied_bytes=2**28, gemm_size=4096, dtype=BF16)
     assert 1e11 < found.copy_rate < 2e13 and 1e13 < found.gemm_rate < 1e16
+
+
+@pytest.mark.parametrize("taken", ["", "kernels.json", "roofline.png"])
+def test_a_folder_that_cannot_be_written_is_said_before_measuring(
+    tmp_path: Path, taken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file in the folder's place, or a folder in a file's."""
+    out = tmp_path / "out"
+    if taken:
+        (out / taken).mkdir(parents=True)
+    else:
+        out.write_text("")
+    monkeypatch.setattr(kernel_bench, "measure", lambda *args, **kwargs: pytest.fail("measured"))
+    with pytest.raises(UsageError, match=r"cannot write to .*out: "):
+        kernel_bench.run(out, is_quick=True, as_json=False)

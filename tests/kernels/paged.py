@@ -131,6 +131,7 @@ class Paged:
             num_heads=self.q.shape[1],
             num_kv_heads=self.k_cache.shape[1],
             head_dim=self.q.shape[2],
+            itemsize=self.q.dtype.itemsize,
             is_deterministic=is_deterministic,
             processors=Processors(num_processors, True),
         )

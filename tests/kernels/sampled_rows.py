@@ -75,8 +75,8 @@ class SampledRows:
 
 
 def padded(logits: Tensor) -> Tensor:
-    """The same rows at a larger stride, with NaN between them."""
+    """The same rows at a larger stride. Between them is infinity: a maximum would overlook NaN."""
     num_rows, vocab_size = logits.shape
-    wide = logits.new_full((num_rows + 1, vocab_size + 24), float("nan"))
+    wide = logits.new_full((num_rows + 1, vocab_size + 24), float("inf"))
     wide[:num_rows, :vocab_size] = logits
     return wide[:num_rows, :vocab_size]

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.kernels.attention_tiles import (
-    FIXED_BLOCK_M,
     FIXED_SPLIT,
     MAX_WORDS,
     AttentionTiles,
@@ -21,6 +20,7 @@ from specdec.kernels.attention_tiles import (
     TileShape,
     ancestor_words,
     block_of_keys,
+    largest_block_m,
     make_tiles,
     splits,
     tile_shape,
@@ -110,6 +110,7 @@ def shape_of(
     is_deterministic: bool,
     *,
     head_dim: int = 64,
+    itemsize: int = 2,
     num_processors: int = 132,
     has_large_tiles: bool = True,
 ) -> TileShape:
@@ -118,6 +119,7 @@ def shape_of(
         num_heads=2 * group,
         num_kv_heads=2,
         head_dim=head_dim,
+        itemsize=itemsize,
         is_deterministic=is_deterministic,
         processors=Processors(num_processors, has_large_tiles),
     )
@@ -129,7 +131,9 @@ def shape_of(
 def test_tiles_are_as_large_as_the_rows_need(
     group: int, head_dim: int, has_large_tiles: bool
 ) -> None:
-    largest = 128 if has_large_tiles and head_dim <= 128 else 64
+    largest = {16: 64, 64: 64, 80: 64, 128: 64, 256: 32}[head_dim]
+    largest *= 2 if has_large_tiles and head_dim <= 128 else 1
+    largest = max(largest, group)
     for num_rows in (1, 2, 5, 16, 17, 300):
         segments = segments_of((700, num_rows, False), (3, 1, False))
         shape = shape_of(segments, group, False, head_dim=head_dim, has_large_tiles=has_large_tiles)
@@ -153,12 +157,29 @@ def test_deterministic_tiles_do_not_depend_on_the_rows(group: int) -> None:
     for root, num_rows, is_tree in itertools.product((0, 509, 5000), (1, 4, 60), (False, True)):
         segments = segments_of((root, num_rows, is_tree), (0, 2, False))
         shape = shape_of(segments, group, True, num_processors=num_rows)
-        assert (shape.block_m, shape.split_size) == (128 if group == 71 else FIXED_BLOCK_M, 512)
+        assert (shape.block_m, shape.split_size) == (128 if group == 71 else 64, 512)
         assert shape.is_deterministic
         longest = max(max(segment.positions) + 1 for segment in segments)
         assert is_power_of_two(shape.num_splits)
         assert shape.num_splits * FIXED_SPLIT >= longest
         assert shape.num_splits == 1 or shape.num_splits // 2 * FIXED_SPLIT < longest
+
+
+def test_tiles_are_smaller_where_numbers_are_larger() -> None:
+    """A tile of fp32 and heads of 256 once asked for more shared memory than a GPU has."""
+    sizes = {(64, 2): 64, (128, 2): 64, (256, 2): 32, (64, 4): 64, (128, 4): 32, (256, 4): 16}
+    for (head_dim, itemsize), block_m in sizes.items():
+        assert largest_block_m(head_dim, itemsize) == block_m
+        segments = segments_of((700, 60, True))
+        shape = shape_of(segments, 4, True, head_dim=head_dim, itemsize=itemsize)
+        assert shape.block_m == block_m
+        free = shape_of(segments, 4, False, head_dim=head_dim, itemsize=itemsize)
+        assert free.block_m == block_m * (2 if itemsize == 2 and head_dim <= 128 else 1)
+
+
+def test_more_nodes_than_words_hold_are_our_own_bug() -> None:
+    with pytest.raises(AssertionError):
+        shape_of(segments_of((5, 257, True)), 1, False)
 
 
 @pytest.mark.parametrize("is_deterministic", [False, True])

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -14,7 +14,10 @@ import torch
 from specdec.config import EngineConfig
 from specdec.errors import UsageError
 from specdec.kernels import dispatch
-from specdec.loading import load_model
+from specdec.kernels.attention_group import ROW_TILE
+from specdec.loading import _device, _row_tile, load_model, make_kv_cache
+from specdec.row_invariance import PINNED_ROWS
+from tests.toy import toy_model
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -99,3 +102,59 @@ def test_an_objection_stops_the_start(tmp_path: Path) -> None:
         pytest.raises(UsageError, match="this cannot run"),
     ):
         load_model(EngineConfig(model=str(folder)))
+
+
+def test_devices_that_are_not_there_are_named() -> None:
+    with patch("torch.cuda.device_count", lambda: 0), pytest.raises(UsageError, match="--device c"):
+        load_model(EngineConfig(device="cuda"))
+    for name in ("cuda:2", "cuda:3"):
+        with (
+            patch("torch.cuda.device_count", lambda: 2),
+            pytest.raises(UsageError, match=f"no device '{name}'; there are 2"),
+        ):
+            load_model(EngineConfig(device=name))
+
+
+@pytest.mark.parametrize(("name", "index"), [("cuda", 0), ("cuda:1", 1)])
+def test_kernels_are_launched_where_the_model_lies(name: str, index: int) -> None:
+    """Triton launches on the current device."""
+    with (
+        patch("torch.cuda.device_count", lambda: 2),
+        patch("torch.cuda.set_device") as set_device,
+    ):
+        assert _device(name) == torch.device(name)
+    set_device.assert_called_once_with(index)
+
+
+def test_a_gpu_pins_rows_only_in_deterministic_mode() -> None:
+    fast = EngineConfig(device="cuda", deterministic=False)
+    assert _row_tile(EngineConfig(device="cuda"), CUDA) == PINNED_ROWS
+    assert _row_tile(fast, CUDA) is None
+    assert _row_tile(fast, CPU) == ROW_TILE
+
+
+def test_eight_bit_keys_and_values_on_demand() -> None:
+    loaded = toy_model()
+    for kv_dtype, dtype in (("fp8", torch.float8_e4m3fn), ("auto", torch.float32)):
+        config = EngineConfig(device="cuda", kv_dtype=kv_dtype, kv_memory_mib=1)  # type: ignore[arg-type]
+        assert make_kv_cache(config, loaded.model, 160).data.dtype == dtype
+
+
+def test_memory_that_is_not_there_is_said() -> None:
+    """What torch raises on a device is one line, too."""
+    full = torch.OutOfMemoryError("CUDA out of memory")
+    with (
+        patch("specdec.loading.KVCache.__init__", side_effect=full),
+        pytest.raises(UsageError, match="1 MiB of KV cache are not to be had"),
+    ):
+        make_kv_cache(EngineConfig(kv_memory_mib=1), toy_model().model, 160)
+    config = Mock()
+    config.from_checkpoint.return_value.max_position = 160
+    with (
+        patch("specdec.loading.checkpoints"),
+        patch("specdec.loading.ModelConfig", config),
+        patch("specdec.loading.Tokenizer"),
+        patch("specdec.loading.ModelWeights.load", side_effect=full),
+        pytest.raises(UsageError, match="the weights of some-model do not fit on cpu"),
+    ):
+        load_model(EngineConfig(model="some-model"))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 
+import pytest
 import torch
 
 from specdec.kernels.attention_tiles import AttentionTiles, TileShape, make_tiles
 from specdec.kernels.batch import Batch
 from specdec.kernels.segment import Segment
 from specdec.kernels.step_tables import StepTables, TableSizes
-from tests.kernels.device import DEVICE
+from tests.kernels.device import DEVICE, needs_gpu
 
 FAST = TileShape(group=2, block_m=16, block_n=64, num_splits=2, split_size=0, words=2)
 FIXED = dataclasses.replace(FAST, split_size=512)
@@ -110,3 +112,71 @@ def test_words_with_the_sign_bit_survive_the_32_bit_buffer() -> None:
     words = tables.tiles.ancestors[:100].tolist()
     assert [w % 2**64 | (v % 2**64) << 64 for w, v in words] == list(tree)
     assert any(w < 0 for w, _ in words)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_every_table_is_aligned(count: int) -> None:
+    """Also where their sizes are odd; and none overlaps the next."""
+    odd = TableSizes(count, count, count + 2, count, count, count, FIXED)
+    tables = StepTables(odd, DEVICE)
+    of_tiles = [getattr(tables.tiles, f.name) for f in dataclasses.fields(AttentionTiles)]
+    every = [tables.token_ids, tables.slots, tables.logit_rows]
+    every += [table for table in of_tiles if isinstance(table, torch.Tensor)]
+    assert len(every) == 15
+    first = tables._buffer.data_ptr()
+    assert all((table.data_ptr() - first) % 16 == 0 for table in every)
+    every.sort(key=torch.Tensor.data_ptr)
+    for before, after in itertools.pairwise(every):
+        assert before.data_ptr() + before.nbytes <= after.data_ptr()
+
+
+class Copied:
+    """Stands for the event after a copy: what the mirror held when it was set and waited for."""
+
+    def __init__(self, tables: StepTables) -> None:
+        self._tables = tables
+        self.history: list[tuple[str, torch.Tensor]] = []
+
+    def record(self) -> None:
+        self.history.append(("record", self._tables._mirror.clone()))
+
+    def synchronize(self) -> None:
+        self.history.append(("wait", self._tables._mirror.clone()))
+
+
+def test_the_mirror_is_not_changed_before_it_was_copied() -> None:
+    tables = StepTables(sizes(FAST), DEVICE)
+    copied = Copied(tables)
+    tables._copied = copied  # type: ignore[assignment]  # an event of a GPU
+    for seed in (1, 2):
+        tables.load(make_batch(seed))
+    names, mirrors = zip(*copied.history, strict=True)
+    assert names == ("wait", "record", "wait", "record")
+    assert torch.equal(mirrors[1], mirrors[2]) and not torch.equal(mirrors[2], mirrors[3])
+
+
+@needs_gpu
+def test_loads_may_follow_each_other_unread() -> None:
+    """The device is busy, so copies wait; each must still take its own batch."""
+    tables, got = StepTables(sizes(FAST), DEVICE), []
+    torch.cuda._sleep(500_000_000)
+    for seed in range(3):
+        tables.load(make_batch(seed))
+        got.append(tables._buffer.clone())
+    for seed, loaded in enumerate(got):
+        fresh = StepTables(sizes(FAST), DEVICE)
+        fresh.load(make_batch(seed))
+        assert torch.equal(loaded, fresh._buffer)
+
+
+def test_the_last_segment_stays_nobodys() -> None:
+    """Padding tiles point at it; a batch that needs it is our own bug."""
+    batch = make_batch(1)
+    num_segments = len(batch.segments) + 1  # those of the batch and padding's
+    for room in (num_segments, num_segments + 1):
+        tables = StepTables(dataclasses.replace(sizes(FAST), num_segments=room), DEVICE)
+        if room > num_segments:
+            tables.load(batch)
+            continue
+        with pytest.raises(AssertionError):
+            tables.load(batch)
