@@ -139,9 +139,11 @@ def _options(
     is_large = block_m * triton.next_power_of_2(head_dim) >= 64 * 128
     # The tail has few tiles to load ahead, and its registers are needed to find ancestors.
     num_stages = 1 if is_tail or dtype == torch.float32 else 2
+    # Fused in both kernels or in neither: deterministic mode takes up in one what the other began.
+    options = {"num_stages": num_stages, "enable_fp_fusion": True}
     if is_amd:
-        return {"num_warps": 4, "num_stages": num_stages}  # a warp has 64 lanes
-    return {"num_warps": 8 if is_large else 4, "num_stages": num_stages, "maxnreg": 255}
+        return {**options, "num_warps": 4}  # a warp has 64 lanes
+    return {**options, "num_warps": 8 if is_large else 4, "maxnreg": 255}
 
 
 def _merge_options(*, is_amd: bool) -> dict[str, int]:
