@@ -102,17 +102,17 @@ def tile_shape(
     longest = max((max(s.positions) + 1 for s in segments), default=1)
     most_rows = max((s.num_rows for s in segments), default=1)
     tree_rows = max((s.num_rows for s in segments if s.ancestors is not None), default=1)
-    words = _power_of_two(-(-tree_rows // 64))
+    words = power_of_two(-(-tree_rows // 64))
     assert words <= MAX_WORDS, "a tree of more than 256 nodes"
     largest = largest_block_m(head_dim, itemsize)
-    smallest = max(16, _power_of_two(group))
+    smallest = max(16, power_of_two(group))
     block_n = block_of_keys(head_dim)
     if is_deterministic:
-        num_splits = _power_of_two(-(-longest // FIXED_SPLIT))
+        num_splits = power_of_two(-(-longest // FIXED_SPLIT))
         return TileShape(group, max(largest, smallest), block_n, num_splits, FIXED_SPLIT, words)
     if processors.has_large_tiles and itemsize <= 2 and head_dim <= 128:
         largest *= 2
-    block_m = max(smallest, min(largest, _power_of_two(most_rows * group)))
+    block_m = max(smallest, min(largest, power_of_two(most_rows * group)))
     num_tiles = sum(-(-s.num_rows // (block_m // group)) for s in segments)
     # Two programs of a small tile run on a multiprocessor at once; a large one needs its registers.
     num_slots = processors.count * (2 if block_m <= 32 else 1)
@@ -125,7 +125,7 @@ def largest_block_m(head_dim: int, itemsize: int) -> int:
 
     Example: 64 for heads of 128 in bf16, 32 in fp32, and 32 for heads of 256 in bf16.
     """
-    return max(16, min(64, 2**14 // (_power_of_two(head_dim) * itemsize)))
+    return max(16, min(64, 2**14 // (power_of_two(head_dim) * itemsize)))
 
 
 def block_of_keys(head_dim: int) -> int:
@@ -144,7 +144,7 @@ def splits(context: int, num_programs: int, num_slots: int, block_m: int) -> int
     Example: 32k keys, 8 key heads, 132 multiprocessors: one row, `splits(32768, 8, 264, 16)`, gives
     32 parts; 64 nodes in two tiles of 128, `splits(32768, 16, 132, 128)`, give 8.
     """
-    keys = _power_of_two(context)
+    keys = power_of_two(context)
     num_programs = max(1, num_programs)
 
     def cost(parts: int) -> float:
@@ -244,6 +244,6 @@ def _padding(segments: Sequence[Segment], num_rows: int) -> list[Segment]:
     return [Segment(end, num_rows - end, 0, ())] if end < num_rows else []
 
 
-def _power_of_two(n: int) -> int:
+def power_of_two(n: int) -> int:
     """The smallest power of two that is at least n."""
     return 1 << max(0, n - 1).bit_length()

@@ -12,7 +12,7 @@ from specdec.cuda_graphs import (
     Recorder,
     row_bucket,
 )
-from specdec.kernels.attention_tiles import Processors, tile_shape
+from specdec.kernels.attention_tiles import Processors, power_of_two, tile_shape
 from specdec.kernels.batch import Batch
 from specdec.kernels.segment import Segment
 from specdec.kernels.step_tables import StepTables, TableSizes
@@ -112,8 +112,8 @@ class DeviceForward:
         blocks = -(-self._model.cos.shape[0] // self._kv_cache.block_size)
         return TableSizes(
             num_rows=num_rows,
-            num_tiles=_power_of_two(num_tiles),
-            num_segments=_power_of_two(len(segments) + 2),  # padding's, and the one that is empty
+            num_tiles=power_of_two(num_tiles),
+            num_segments=power_of_two(len(segments) + 2),  # padding's, and the one that is empty
             table_width=blocks + 1,
             num_tails=row_bucket(num_tails) if num_tails else 0,
             num_logits=row_bucket(len(batch.logit_rows), self._row_multiple),
@@ -127,7 +127,3 @@ class DeviceForward:
         model = self._model
         ops = TritonStep(tables, model.heads, model.cos, model.sin)
         return model.forward(ops, self._kv_cache)
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()
