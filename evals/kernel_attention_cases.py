@@ -14,7 +14,7 @@ from specdec.evals.kernel_case import Call, Dims, Expected, Place, Prepared, Res
 from specdec.kernels import reference
 from specdec.kernels.attention_group import attention_groups
 from specdec.kernels.attention_tiles import Processors, make_tiles, tile_shape
-from specdec.kernels.segment import Segment
+from specdec.kernels.segment import Segment, ancestor_masks
 
 MAX_ATTENTION_SETS = 128
 REACH = 8  # a parent stands at most this far before its child
@@ -25,14 +25,6 @@ def random_parents(num_nodes: int, seed: int) -> tuple[int, ...]:
     """A tree's parents, the root's -1; parents come before children."""
     rng = random.Random(seed)
     return (-1, *(rng.randrange(max(0, node - REACH), node) for node in range(1, num_nodes)))
-
-
-def ancestor_masks(parents: Sequence[int]) -> tuple[int, ...]:
-    """Bit j of mask i: node j lies on the path to node i."""
-    masks: list[int] = []
-    for node, parent in enumerate(parents):
-        masks.append((masks[parent] if node else 0) | 1 << node)
-    return tuple(masks)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from specdec.cuda_graphs import Caller, CudaRecorder, Recorder, Step
-from specdec.evals.kernel_attention_cases import ancestor_masks, random_parents
+from specdec.evals.kernel_attention_cases import random_parents
 from specdec.evals.kernel_timer import Timer
 from specdec.kernels.batch import Batch
-from specdec.kernels.segment import Segment
+from specdec.kernels.segment import Segment, ancestor_masks
 from specdec.kv_cache import KVCache, slot_at
 from specdec.model import TargetModel
 from specdec.model_config import ModelConfig

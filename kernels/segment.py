@@ -7,6 +7,19 @@ from dataclasses import dataclass
 from functools import cached_property
 
 
+def ancestor_masks(parents: Sequence[int]) -> tuple[int, ...]:
+    """Ancestor mask of each node: `anc[i] = anc[parent] | 1 << i`; the root's parent is -1.
+
+    Bit j of entry i says that node i may attend to node j; a node is its own ancestor.
+
+    Example: `ancestor_masks((-1, 0, 0)) == (0b1, 0b11, 0b101)`.
+    """
+    masks: list[int] = []
+    for node, parent in enumerate(parents):
+        masks.append((masks[parent] if parent >= 0 else 0) | 1 << node)
+    return tuple(masks)
+
+
 @dataclass(frozen=True)
 class Segment:
     """Rows [start, start + num_rows) of the batch, all of one request.

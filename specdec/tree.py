@@ -8,6 +8,8 @@ from functools import cached_property
 
 from torch import Tensor
 
+from specdec.kernels.segment import ancestor_masks
+
 ROOT_SOURCE = "target"
 
 
@@ -101,14 +103,8 @@ class DraftTree:
 
     @cached_property
     def ancestors(self) -> tuple[int, ...]:
-        """Ancestor mask of each node: `anc[i] = anc[parent] | 1 << i`.
-
-        Bit j of entry i says that node i may attend to node j; a node is its own ancestor.
-        """
-        masks: list[int] = []
-        for node, parent in enumerate(self.parents):
-            masks.append((masks[parent] if parent >= 0 else 0) | 1 << node)
-        return tuple(masks)
+        """Ancestor mask of each node: bit j of entry i says that node i may attend to node j."""
+        return ancestor_masks(self.parents)
 
 
 class TreeBuilder:

@@ -25,16 +25,20 @@ from tests.toy_device import device_path
 NUM_BLOCKS, BLOCK_SIZE = 3, 4
 
 
-def filled_cache() -> KVCache:
-    cache = KVCache(
+def make_cache(dtype: torch.dtype) -> KVCache:
+    return KVCache(
         num_layers=2,
         num_blocks=NUM_BLOCKS,
         num_kv_heads=2,
         block_size=BLOCK_SIZE,
         head_dim=3,
-        dtype=torch.float32,
+        dtype=dtype,
         device=torch.device("cpu"),
     )
+
+
+def filled_cache() -> KVCache:
+    cache = make_cache(torch.float32)
     cache.data.copy_(torch.arange(cache.data.numel()).view(cache.data.shape))
     return cache
 
@@ -94,15 +98,7 @@ def test_scrub_zeroes_only_the_named_blocks() -> None:
 
 
 def test_eight_bits_come_with_scales_and_are_scrubbed() -> None:
-    cache = KVCache(
-        num_layers=2,
-        num_blocks=NUM_BLOCKS,
-        num_kv_heads=2,
-        block_size=BLOCK_SIZE,
-        head_dim=3,
-        dtype=torch.float8_e4m3fn,
-        device=torch.device("cpu"),
-    )
+    cache = make_cache(torch.float8_e4m3fn)
     layer = cache.layer(1)
     assert layer.k.dtype == layer.v.dtype == torch.float8_e4m3fn
     for scales in (layer.k_scales, layer.v_scales):

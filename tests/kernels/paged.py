@@ -21,18 +21,10 @@ from specdec.kernels.attention_tiles import (
     make_tiles,
     tile_shape,
 )
-from specdec.kernels.segment import Segment
+from specdec.kernels.segment import Segment, ancestor_masks
 from tests.kernels.device import DEVICE, randn
 
 MARGIN = 4096  # numbers on either side of a result that no kernel may write
-
-
-def ancestor_masks(parents: Sequence[int]) -> tuple[int, ...]:
-    """Bit j of mask i: node j lies on the path to node i. The root's parent is -1."""
-    masks: list[int] = []
-    for node, parent in enumerate(parents):
-        masks.append((masks[parent] if node else 0) | 1 << node)
-    return tuple(masks)
 
 
 def random_parents(num_nodes: int, reach: int, seed: int) -> tuple[int, ...]:

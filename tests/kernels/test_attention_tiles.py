@@ -25,9 +25,9 @@ from specdec.kernels.attention_tiles import (
     splits,
     tile_shape,
 )
-from specdec.kernels.segment import Segment
+from specdec.kernels.segment import Segment, ancestor_masks
 from tests.kernels.device import DEVICE
-from tests.kernels.paged import ancestor_masks, random_parents, visible
+from tests.kernels.paged import random_parents, visible
 
 SIZES = (0, 1, 2, 3, 100, 255, 256, 257, 511, 512, 513, 1000, 4096, 4097, 32768, 10**6)
 COUNTS = (1, 2, 3, 7, 8, 9, 64, 132, 133, 500)
