@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from specdec.config import DEFAULT_MODEL
-from specdec.options import DEFAULTS, AsJson, DTypeName, Model, NodeBudget, need_command
+from specdec.options import DEFAULTS, AsJson, Model, NodeBudget, Weights, need_command
 
 bench_app = typer.Typer(
     help="Measure on this machine.", invoke_without_command=True, callback=need_command
@@ -26,7 +26,7 @@ def latency(
     ] = None,
     max_tokens: int = 128,
     rounds: Annotated[int, typer.Option(help="Interleaved repetitions.", min=1)] = 3,
-    dtype: DTypeName = DEFAULTS.dtype,
+    weights: Weights = DEFAULTS.weights,
     model: Model = DEFAULT_MODEL,
     node_budget: NodeBudget = DEFAULTS.node_budget,
     as_json: AsJson = False,
@@ -36,7 +36,7 @@ def latency(
 
     report = measure(
         model=model,
-        dtype=dtype,  # type: ignore[arg-type]  # validated by EngineConfig
+        weights=weights,  # type: ignore[arg-type]  # validated by EngineConfig
         node_budget=node_budget,
         peers=tuple(vs or ()),
         max_tokens=max_tokens,

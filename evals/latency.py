@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import statistics
 import time
@@ -13,12 +14,12 @@ from typing import Any
 import torch
 
 from specdec import checkpoints
-from specdec.config import DType, EngineConfig
+from specdec.config import EngineConfig, WeightPrecision
 from specdec.engine import Engine
 from specdec.errors import UsageError
 from specdec.evals.prompts import PROMPTS
 from specdec.generation import generate
-from specdec.loading import load_model, resolve_dtype
+from specdec.loading import load_model, resolve_precision
 from specdec.params import SamplingParams
 
 BASELINE, DRAFTED = "specdec, no drafts", "specdec, ngram"
@@ -44,7 +45,7 @@ Contender = Callable[[Sequence[int], int], Run]
 def measure(
     *,
     model: str,
-    dtype: DType,
+    weights: WeightPrecision,
     node_budget: int,
     peers: Sequence[str],
     max_tokens: int,
@@ -60,7 +61,7 @@ def measure(
     for peer in peers:
         if peer not in PEERS:
             raise UsageError(f"unknown peer {peer!r}; choose from {', '.join(PEERS)}")
-    contenders, encode = _contenders(model, dtype, node_budget, peers)
+    contenders, encode = _contenders(model, weights, node_budget, peers)
     runs: dict[str, dict[str, list[Run]]] = {p: {c: [] for c in contenders} for p in PROMPTS}
     with Progress(transient=True) as progress:
         task = progress.add_task("measuring", total=(rounds + 1) * len(PROMPTS) * len(contenders))
@@ -73,7 +74,7 @@ def measure(
                         runs[prompt][name].append(run)
                     progress.advance(task)
     return {
-        "machine": _machine(dtype),
+        "machine": _machine(weights),
         "settings": {
             "model": model,
             "node_budget": node_budget,
@@ -85,16 +86,16 @@ def measure(
 
 
 def _contenders(
-    model: str, dtype: DType, node_budget: int, peers: Sequence[str]
+    model: str, weights: WeightPrecision, node_budget: int, peers: Sequence[str]
 ) -> tuple[dict[str, Contender], Callable[[str], list[int]]]:
-    config = EngineConfig(model=model, dtype=dtype, prefix_cache=False)
+    config = EngineConfig(model=model, weights=weights, prefix_cache=False)
     loaded = load_model(config)
     contenders: dict[str, Contender] = {}
     for name, drafter in ((BASELINE, "none"), (DRAFTED, "ngram")):
         engine = Engine(
             EngineConfig(
                 model=model,
-                dtype=dtype,
+                weights=weights,
                 drafter=drafter,
                 node_budget=node_budget,
                 prefix_cache=False,  # a prefix hit would make later rounds cheaper than the first
@@ -104,7 +105,7 @@ def _contenders(
         )
         contenders[name] = _ours(engine)
     if "transformers" in peers:
-        contenders["transformers"] = _transformers(model, dtype, loaded.eos_token_ids)
+        contenders["transformers"] = _transformers(model, loaded.eos_token_ids)
     tokenizer = engine.tokenizer
     return contenders, lambda text: tokenizer.encode_chat([{"role": "user", "content": text}])
 
@@ -117,14 +118,13 @@ def _ours(engine: Engine) -> Contender:
     return run
 
 
-def _transformers(model: str, dtype: DType, eos_token_ids: Sequence[int]) -> Contender:
+def _transformers(model: str, eos_token_ids: Sequence[int]) -> Contender:
     from transformers import AutoModelForCausalLM
 
-    peer = AutoModelForCausalLM.from_pretrained(
-        checkpoints.resolve(model), dtype=resolve_dtype(dtype, torch.device("cpu"))
-    )
+    peer = AutoModelForCausalLM.from_pretrained(checkpoints.resolve(model), dtype=torch.bfloat16)
 
     def run(ids: Sequence[int], max_tokens: int) -> Run:
+        torch.set_num_threads(os.cpu_count() or 1)  # the engine's forward has threads of its own
         started = time.perf_counter()
         prompt = torch.tensor([list(ids)])
         output = peer.generate(
@@ -135,7 +135,9 @@ def _transformers(model: str, dtype: DType, eos_token_ids: Sequence[int]) -> Con
             eos_token_id=list(eos_token_ids),
             pad_token_id=eos_token_ids[0],
         )
-        return Run(output.shape[1] - len(ids), time.perf_counter() - started, 1.0)
+        total_s = time.perf_counter() - started
+        torch.set_num_threads(1)
+        return Run(output.shape[1] - len(ids), total_s, 1.0)
 
     return run
 
@@ -171,12 +173,12 @@ def _summary(by_name: dict[str, list[Run]]) -> dict[str, Any]:
     }
 
 
-def _machine(dtype: DType) -> dict[str, Any]:
+def _machine(weights: WeightPrecision) -> dict[str, Any]:
     return {
         "processor": platform.machine(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
-        "dtype": str(resolve_dtype(dtype, torch.device("cpu"))).removeprefix("torch."),
+        "weights": resolve_precision(weights, torch.device("cpu")),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("specdec-server", "torch")},
     }

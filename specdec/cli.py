@@ -17,18 +17,19 @@ from specdec.evals.commands import bench_app, kernels_app
 from specdec.options import (
     DEFAULTS,
     AsJson,
+    Backend,
     Context,
     Deterministic,
     Device,
     Drafter,
-    DTypeName,
-    KvDType,
+    Kv,
     KvMemory,
     Model,
     NodeBudget,
     Rule,
     Threads,
     TokenBudget,
+    Weights,
     need_command,
 )
 
@@ -117,12 +118,13 @@ def generate(
     drafter: Drafter = DEFAULTS.drafter,
     node_budget: NodeBudget = DEFAULTS.node_budget,
     verification: Rule = DEFAULTS.verification,
-    dtype: DTypeName = DEFAULTS.dtype,
+    weights: Weights = DEFAULTS.weights,
     device: Device = DEFAULTS.device,
     threads: Threads = None,
     max_model_len: Context = None,
     kv_memory_mib: KvMemory = DEFAULTS.kv_memory_mib,
-    kv_dtype: KvDType = DEFAULTS.kv_dtype,
+    kv: Kv = DEFAULTS.kv,
+    backend: Backend = DEFAULTS.backend,
     deterministic: Deterministic = DEFAULTS.deterministic,
     token_budget: TokenBudget = DEFAULTS.token_budget,
     as_json: AsJson = False,
@@ -147,7 +149,7 @@ def generate(
     )
     config = EngineConfig(
         model=model,
-        dtype=dtype,  # type: ignore[arg-type]  # validated by EngineConfig
+        weights=weights,  # type: ignore[arg-type]  # validated by EngineConfig
         device=device,
         drafter=drafter,
         node_budget=node_budget,
@@ -155,7 +157,8 @@ def generate(
         max_model_len=max_model_len,
         token_budget=token_budget,
         kv_memory_mib=kv_memory_mib,
-        kv_dtype=kv_dtype,  # type: ignore[arg-type]  # validated by EngineConfig
+        kv=kv,  # type: ignore[arg-type]  # validated by EngineConfig
+        backend=backend,  # type: ignore[arg-type]  # validated by EngineConfig
         deterministic=deterministic,
         threads=threads,
     )
@@ -236,12 +239,13 @@ def serve(
     drafter: Drafter = DEFAULTS.drafter,
     node_budget: NodeBudget = DEFAULTS.node_budget,
     verification: Rule = DEFAULTS.verification,
-    dtype: DTypeName = DEFAULTS.dtype,
+    weights: Weights = DEFAULTS.weights,
     device: Device = DEFAULTS.device,
     threads: Threads = None,
     max_model_len: Context = None,
     kv_memory_mib: KvMemory = DEFAULTS.kv_memory_mib,
-    kv_dtype: KvDType = DEFAULTS.kv_dtype,
+    kv: Kv = DEFAULTS.kv,
+    backend: Backend = DEFAULTS.backend,
     deterministic: Deterministic = DEFAULTS.deterministic,
     token_budget: TokenBudget = DEFAULTS.token_budget,
     max_running: Annotated[int, typer.Option(help="Most requests at once.")] = DEFAULTS.max_running,
@@ -249,7 +253,7 @@ def serve(
     """Serve the OpenAI-compatible API."""
     config = EngineConfig(
         model=model,
-        dtype=dtype,  # type: ignore[arg-type]  # validated by EngineConfig
+        weights=weights,  # type: ignore[arg-type]  # validated by EngineConfig
         device=device,
         drafter=drafter,
         node_budget=node_budget,
@@ -258,7 +262,8 @@ def serve(
         token_budget=token_budget,
         max_running=max_running,
         kv_memory_mib=kv_memory_mib,
-        kv_dtype=kv_dtype,  # type: ignore[arg-type]  # validated by EngineConfig
+        kv=kv,  # type: ignore[arg-type]  # validated by EngineConfig
+        backend=backend,  # type: ignore[arg-type]  # validated by EngineConfig
         deterministic=deterministic,
         threads=threads,
     )

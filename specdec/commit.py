@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specdec.kv_cache import KVCache, slot_at
+from specdec.kv_cache import slot_at
 from specdec.plan import DecodeStep, StepPlan
 from specdec.request import Request, TokenRecord
 from specdec.scheduler import Scheduler
+from specdec.target import PagedCache
 from specdec.tree import DraftTree
 from specdec.verification import Verdict
 
@@ -36,7 +37,7 @@ class Committer:
     """Makes accepted tokens and their keys and values permanent, and rolls the rest back."""
 
     def __init__(
-        self, scheduler: Scheduler, kv_cache: KVCache, eos_token_ids: Sequence[int]
+        self, scheduler: Scheduler, kv_cache: PagedCache, eos_token_ids: Sequence[int]
     ) -> None:
         self._scheduler = scheduler
         self._pool = scheduler.pool

@@ -9,8 +9,9 @@ from typing import Literal, get_args
 from specdec.errors import UsageError
 
 Verification = Literal["coupled", "rejection", "typical"]
-DType = Literal["auto", "bf16", "fp16", "fp32"]
-KVDType = Literal["auto", "fp8"]
+WeightPrecision = Literal["auto", "bf16", "fp16", "fp32", "int8", "int4"]
+KVPrecision = Literal["auto", "bf16", "fp32", "int8", "fp8"]
+Backend = Literal["auto", "native", "torch"]
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 MAX_NODE_BUDGET = 255  # a tree is at most 256 nodes, root included: four 64-bit ancestor words
@@ -22,16 +23,21 @@ class EngineConfig:
 
     Sizes are in tokens unless the name says otherwise. `token_budget` bounds the query tokens of
     a step: decodes come first, prefill chunks share what is left, so a long prompt never stalls a
-    running stream for more than one step of that size. `kv_memory_mib` sizes the KV cache,
-    `kv_dtype` "fp8" halves it on a GPU. `deterministic` makes a token's logits depend on its own
-    path alone; the CPU always does, a GPU may be faster without.
+    running stream for more than one step of that size. `kv_memory_mib` sizes the KV cache.
+
+    `weights` and `kv` are precisions; with int8 or int4 weights the target is the quantised model,
+    for plain and speculative decoding alike. fp16 weights and an fp8 KV cache are a GPU's, integer
+    weights and an int8 KV cache the native CPU forward's. `backend` chooses that forward (C++,
+    compiled at first use) or plain PyTorch; auto takes the former where there is a compiler.
+    `deterministic` makes a token's logits depend on its own path alone; the CPU always does, a GPU
+    may be faster without.
 
     Example: `EngineConfig(drafter="ngram", node_budget=16)`.
     Raises UsageError when a value makes no sense.
     """
 
     model: str = DEFAULT_MODEL
-    dtype: DType = "auto"
+    weights: WeightPrecision = "auto"
     device: str = "cpu"
     drafter: str = "ngram"
     node_budget: int = 16
@@ -42,21 +48,23 @@ class EngineConfig:
     block_size: int = 32
     kv_memory_mib: int = 1024
     prefix_cache: bool = True
-    kv_dtype: KVDType = "auto"
+    kv: KVPrecision = "auto"
+    backend: Backend = "auto"
     deterministic: bool = True
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        if self.dtype not in get_args(DType):
-            raise UsageError(f"unknown dtype {self.dtype!r}; choose from {_names(DType)}")
-        if self.kv_dtype not in get_args(KVDType):
-            raise UsageError(f"unknown KV dtype {self.kv_dtype!r}; choose from {_names(KVDType)}")
-        if self.kv_dtype == "fp8" and self.device.startswith("cpu"):
-            raise UsageError("an fp8 KV cache needs a GPU; use --kv-dtype auto")
-        if self.verification not in get_args(Verification):
-            raise UsageError(
-                f"unknown verification {self.verification!r}; choose from {_names(Verification)}"
-            )
+        for name, choices in (
+            ("weights", WeightPrecision),
+            ("kv", KVPrecision),
+            ("backend", Backend),
+            ("verification", Verification),
+        ):
+            if getattr(self, name) not in get_args(choices):
+                raise UsageError(
+                    f"unknown {name} {getattr(self, name)!r}; choose from {_names(choices)}"
+                )
+        self._check_device()
         if not 0 <= self.node_budget <= MAX_NODE_BUDGET:
             raise UsageError(
                 f"node budget must be between 0 and {MAX_NODE_BUDGET}, not {self.node_budget}"
@@ -78,6 +86,21 @@ class EngineConfig:
                 raise UsageError(
                     f"{name.replace('_', ' ')} must be at least {at_least}, not {value}"
                 )
+
+    def _check_device(self) -> None:
+        """Refuse what the device or the backend does not have."""
+        on_cpu = self.device.startswith("cpu")
+        if on_cpu and self.kv == "fp8":
+            raise UsageError("an fp8 KV cache needs a GPU; use --kv auto")
+        if on_cpu and self.backend != "torch":
+            return
+        where = "on a CPU by --backend native" if on_cpu else "on a CPU"
+        if self.weights in ("int8", "int4"):
+            raise UsageError(f"{self.weights} weights are served {where} only; use --weights auto")
+        if self.kv in ("int8", "bf16" if on_cpu else "fp32"):
+            raise UsageError(f"an {self.kv} KV cache is served {where} only; use --kv auto")
+        if not on_cpu and self.backend == "native":
+            raise UsageError("the native backend is a CPU's; use --backend auto")
 
 
 def _names(literal: object) -> str:

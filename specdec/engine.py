@@ -44,8 +44,6 @@ class Engine:
         loaded: LoadedModel | None = None,
         drafter: Drafter | None = None,
     ) -> None:
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
         self.config = config
         self.drafter = drafter or load_drafter(config.drafter)
         self.loaded = loaded or load_model(config)
@@ -62,9 +60,11 @@ class Engine:
             max_model_len=self.loaded.max_model_len,
         )
         self.controller = FixedBudget(config.node_budget)
-        self._verifier = make_verifier(config.verification, kv_cache.data.device)
-        weights = self.loaded.model.weights
-        self._verifier.warm_up(weights.embedding.new_zeros(1, self.vocab_size, dtype=weights.dtype))
+        self._verifier = make_verifier(config.verification, kv_cache.device)
+        model = self.loaded.model
+        self._verifier.warm_up(
+            torch.zeros(1, self.vocab_size, dtype=model.logits_dtype, device=model.device)
+        )
         self._committer = Committer(self.scheduler, kv_cache, self.loaded.eos_token_ids)
         self._samplers: dict[str, Sampler] = {}
         self._requests: dict[str, Request] = {}

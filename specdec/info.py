@@ -12,7 +12,7 @@ import torch
 from specdec.builtin_model import cache_folder
 from specdec.config import DEFAULT_MODEL
 from specdec.drafting import available_drafters
-from specdec.loading import resolve_dtype
+from specdec.loading import resolve_precision
 
 _PACKAGES = ("specdec-server", "torch", "triton", "safetensors", "tokenizers", "starlette")
 
@@ -25,7 +25,7 @@ def collect() -> dict[str, Any]:
             "cpu",
             *(f"cuda:{i} {_cuda_name(i)}" for i in range(torch.cuda.device_count())),
         ],
-        "default_dtype": str(resolve_dtype("auto", cpu)).removeprefix("torch."),
+        "default_weights": resolve_precision("auto", cpu),
         "cpu": {
             "machine": platform.machine(),
             "cores": os.cpu_count(),

@@ -53,6 +53,11 @@ class KVCache:
         if dtype == torch.float8_e4m3fn:
             self._scales = torch.ones(num_layers, 2, num_kv_heads, device=device)
 
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+        return self.data.device
+
     @staticmethod
     def bytes_per_block(
         num_layers: int, num_kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 
 from specdec import checkpoints
-from specdec.config import DType, EngineConfig
+from specdec.builtin_model import cache_folder
+from specdec.config import EngineConfig, WeightPrecision
 from specdec.errors import UsageError
 from specdec.kernels import dispatch
+from specdec.kernels import native_library
 from specdec.kernels.attention_group import ROW_TILE
-from specdec.kv_cache import KVCache
 from specdec.model import TargetModel
 from specdec.model_config import ModelConfig
+from specdec.native_model import NativeModel
 from specdec.row_invariance import PINNED_ROWS
+from specdec.target import PagedCache, Target
 from specdec.tokenizer import Tokenizer
-from specdec.weights import ModelWeights
+from specdec.weights import ModelWeights, TensorSource
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -26,7 +31,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 class LoadedModel:
     """What an engine needs of a model; `tokenizer` is None for models without text."""
 
-    model: TargetModel
+    model: Target
     tokenizer: Tokenizer | None
     eos_token_ids: tuple[int, ...]
     name: str
@@ -53,18 +58,13 @@ def load_model(config: EngineConfig) -> LoadedModel:
     with ThreadPoolExecutor(1) as pool:  # parsing the tokenizer costs a tenth of a second
         loading = pool.submit(Tokenizer.load, folder)
         try:
-            weights = ModelWeights.load(
-                model_config,
-                checkpoints.open_weights(folder),
-                resolve_dtype(config.dtype, device),
-                device,
-                _row_tile(config, device),
-            )
+            source = checkpoints.open_weights(folder)
+            model = load_target(config, model_config, source, max_model_len)
         except torch.OutOfMemoryError:
             raise UsageError(f"the weights of {config.model} do not fit on {device}") from None
         tokenizer = loading.result()
     return LoadedModel(
-        model=TargetModel(model_config, weights, max_model_len),
+        model=model,
         tokenizer=tokenizer,
         eos_token_ids=tokenizer.eos_token_ids,
         name=config.model,
@@ -72,28 +72,70 @@ def load_model(config: EngineConfig) -> LoadedModel:
     )
 
 
-def resolve_dtype(dtype: DType, device: torch.device) -> torch.dtype:
-    """The weights' dtype; `auto` is bf16 where the processor multiplies bf16 natively."""
-    if dtype != "auto":
-        return _DTYPES[dtype]
+def load_target(
+    config: EngineConfig, model_config: ModelConfig, source: TensorSource, max_model_len: int
+) -> Target:
+    """Pack the tensors of `source` for the backend that the configuration asks for or gets."""
+    device = _device(config.device)
+    library = native_forward(config, model_config)
+    if library is not None:
+        # What PyTorch still does between forwards is small. Its own threads would go on spinning
+        # for milliseconds and take the cores from the forward's (docs/lab-log.md).
+        torch.set_num_threads(1)
+        return NativeModel(
+            library,
+            model_config,
+            source,
+            resolve_precision(config.weights, device),
+            max_model_len=max_model_len,
+            num_threads=config.threads,
+        )
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    dtype = _DTYPES[resolve_precision(config.weights, device)]
+    weights = ModelWeights.load(model_config, source, dtype, device, _row_tile(config, device))
+    return TargetModel(model_config, weights, max_model_len)
+
+
+def native_forward(config: EngineConfig, model_config: ModelConfig) -> ctypes.CDLL | None:
+    """The C++ forward where it serves this configuration, or None for PyTorch's.
+
+    Where it is wanted and not to be had, says why on stderr, or raises UsageError if nothing else
+    will do.
+    """
+    if config.backend == "torch" or not config.device.startswith("cpu"):
+        return None
+    try:
+        if model_config.head_dim % native_library.LANES:
+            raise native_library.NativeUnavailable(
+                f"heads of {model_config.head_dim} are not a multiple of {native_library.LANES}"
+            )
+        if config.weights == "fp16":
+            raise native_library.NativeUnavailable("fp16 weights are not packed for it")
+        return native_library.load(cache_folder() / "native")
+    except native_library.NativeUnavailable as reason:
+        is_needed = config.backend == "native" or config.weights in ("int8", "int4")
+        if is_needed or config.kv in ("int8", "bf16"):
+            raise UsageError(f"the native CPU forward is needed and not there: {reason}") from None
+        print(f"specdec: using PyTorch's slower forward: {reason}", file=sys.stderr)
+        return None
+
+
+def resolve_precision(weights: WeightPrecision, device: torch.device) -> str:
+    """The weights' precision; `auto` is bf16 where the processor multiplies bf16 natively."""
+    if weights != "auto":
+        return weights
     if device.type == "cpu" and not torch.cpu._is_avx512_bf16_supported():
-        return torch.float32
-    return torch.bfloat16
+        return "fp32"
+    return "bf16"
 
 
-def make_kv_cache(config: EngineConfig, model: TargetModel, max_model_len: int) -> KVCache:
+def make_kv_cache(config: EngineConfig, model: Target, max_model_len: int) -> PagedCache:
     """A KV cache of the configured size.
 
     Raises UsageError when it cannot hold one request of the longest context.
     """
-    shape = model.config
-    device = model.weights.embedding.device
-    dtype = torch.float32 if device.type == "cpu" else model.weights.dtype
-    if config.kv_dtype == "fp8":
-        dtype = torch.float8_e4m3fn
-    per_block = KVCache.bytes_per_block(
-        shape.num_layers, shape.num_kv_heads, config.block_size, shape.head_dim, dtype
-    )
+    per_block = model.kv_bytes_per_block(config.kv, config.block_size)
     num_blocks = config.kv_memory_mib * 2**20 // per_block
     num_needed = -(-max_model_len // config.block_size)
     if num_blocks < num_needed:
@@ -103,15 +145,7 @@ def make_kv_cache(config: EngineConfig, model: TargetModel, max_model_len: int) 
             f"tokens; give at least {needed_mib} MiB or a smaller max model len"
         )
     try:
-        return KVCache(
-            num_layers=shape.num_layers,
-            num_blocks=num_blocks,
-            num_kv_heads=shape.num_kv_heads,
-            block_size=config.block_size,
-            head_dim=shape.head_dim,
-            dtype=dtype,
-            device=device,
-        )
+        return model.make_kv_cache(config.kv, num_blocks=num_blocks, block_size=config.block_size)
     except (MemoryError, RuntimeError):  # numpy's word for it, and torch's
         raise UsageError(
             f"{config.kv_memory_mib} MiB of KV cache are not to be had; ask for less"

@@ -11,6 +11,8 @@ from specdec.model_config import ModelConfig
 from specdec.row_invariance import min_rows, padding
 from specdec.weights import ModelWeights
 
+_KV_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+
 
 class TargetModel:
     """Maps a step's query tokens to logits, writing their keys and values to the KV cache.
@@ -37,6 +39,40 @@ class TargetModel:
             products = (sample.qkv, sample.output, sample.gate_up, sample.down, weights.head)
             is_cpu = device.type == "cpu"
             self.min_rows = min_rows(products, weights.dtype) if is_cpu else weights.row_tile
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.weights.embedding.device
+
+    @property
+    def logits_dtype(self) -> torch.dtype:
+        """What its logits are in: the weights' dtype."""
+        return self.weights.dtype
+
+    def kv_bytes_per_block(self, kv: str, block_size: int) -> int:
+        """Memory of one block of a KV cache of this precision over all layers, in bytes."""
+        shape = self.config
+        return KVCache.bytes_per_block(
+            shape.num_layers, shape.num_kv_heads, block_size, shape.head_dim, self._kv_dtype(kv)
+        )
+
+    def make_kv_cache(self, kv: str, *, num_blocks: int, block_size: int) -> KVCache:
+        """An empty KV cache; `auto` is fp32 on a CPU and the weights' dtype on a GPU."""
+        return KVCache(
+            num_layers=self.config.num_layers,
+            num_blocks=num_blocks,
+            num_kv_heads=self.config.num_kv_heads,
+            block_size=block_size,
+            head_dim=self.config.head_dim,
+            dtype=self._kv_dtype(kv),
+            device=self.device,
+        )
+
+    def _kv_dtype(self, kv: str) -> torch.dtype:
+        if kv == "auto":
+            return torch.float32 if self.device.type == "cpu" else self.weights.dtype
+        return _KV_DTYPES[kv]
 
     def padding(self, num_rows: int) -> int:
         """Rows to add to a batch of `num_rows` for its rows to be invariant."""

@@ -15,8 +15,11 @@ from specdec.kernels.reference_step import ReferenceStep
 from specdec.kernels.segment import Segment
 from specdec.kv_cache import KVCache, slot_at
 from specdec.model import TargetModel
+from specdec.native_cache import NativeKVCache
+from specdec.native_model import NativeModel
 from specdec.plan import StepPlan
 from specdec.request import Request
+from specdec.target import PagedCache, Target
 from specdec.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 class ModelRunner:
     """Owns the target model and its KV cache."""
 
-    def __init__(self, model: TargetModel, kv_cache: KVCache) -> None:
+    def __init__(self, model: Target, kv_cache: PagedCache) -> None:
         self.model = model
         self.kv_cache = kv_cache
 
@@ -52,28 +55,33 @@ class ModelRunner:
 
     def forward(self, batch: Batch) -> Tensor:
         """Exactly one target forward: logits [num_logits, vocab], valid until the next one."""
-        if dispatch.uses_triton(self.kv_cache.data.device):
+        model, kv_cache = self.model, self.kv_cache
+        if isinstance(model, NativeModel):
+            assert isinstance(kv_cache, NativeKVCache)
+            return model.forward(batch, kv_cache)
+        if dispatch.uses_triton(kv_cache.device):
             return self._on_device(batch)
-        model = self.model
+        assert isinstance(model, TargetModel) and isinstance(kv_cache, KVCache)
         ops = ReferenceStep(
             batch,
             model.heads,
             model.cos,
             model.sin,
-            block_size=self.kv_cache.block_size,
+            block_size=kv_cache.block_size,
             num_padding=model.padding(batch.num_rows),
         )
-        return model.forward(ops, self.kv_cache)
+        return model.forward(ops, kv_cache)
 
     def warm_up(self, node_budget: int, token_budget: int) -> None:
         """Let a GPU compile and record its steps before the first request; a CPU needs none."""
-        if self.kv_cache.data.device.type == "cuda":
+        if self.kv_cache.device.type == "cuda":
             self._on_device.warm_up(node_budget, token_budget)
 
     @cached_property
     def _on_device(self) -> DeviceForward:
         from specdec.device_forward import DeviceForward  # imports triton
 
+        assert isinstance(self.model, TargetModel) and isinstance(self.kv_cache, KVCache)
         return DeviceForward(self.model, self.kv_cache)
 
 

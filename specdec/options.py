@@ -12,13 +12,18 @@ from specdec.config import EngineConfig
 Model = Annotated[str, typer.Option(help="Folder of safetensors, hub id, or the built-in name.")]
 Drafter = Annotated[str, typer.Option(help="Who guesses: none, ngram, or a registered drafter.")]
 NodeBudget = Annotated[int, typer.Option(help="Most draft nodes per step, 0 = plain decoding.")]
-DTypeName = Annotated[str, typer.Option(help="Weights: auto, bf16, fp16 or fp32.")]
+Weights = Annotated[
+    str, typer.Option(help="Precision of the weights: auto, bf16, fp32, int8, int4; GPU: fp16.")
+]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Rule = Annotated[str, typer.Option(help="coupled, rejection, or typical (lossy).")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads; default: all cores.")]
 Context = Annotated[int | None, typer.Option(help="Longest context; default: the model's.")]
 KvMemory = Annotated[int, typer.Option(help="Memory of the KV cache in MiB.")]
-KvDType = Annotated[str, typer.Option(help="KV cache: auto, or fp8 on a GPU.")]
+Kv = Annotated[
+    str, typer.Option(help="Precision of the KV cache: auto, bf16, fp32, int8; GPU: fp8.")
+]
+Backend = Annotated[str, typer.Option(help="CPU forward: native (C++), torch, or auto.")]
 Deterministic = Annotated[
     bool,
     typer.Option(

@@ -1,0 +1,194 @@
+"""NativeLibrary: the C++ forward in kernels/native, compiled for this processor at first use."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from ctypes import c_float, c_int32, c_int64, c_void_p
+from pathlib import Path
+from typing import ClassVar
+
+SOURCES = Path(__file__).with_name("native")
+# -ffp-contract=off: a product and a sum are fused where the source says so, and nowhere else, so
+# that all forms of a kernel round alike (docs/adr/0003).
+FLAGS = ("-O3", "-std=c++20", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
+COMPILERS = ("g++", "clang++", "c++")
+
+
+LANES = 16  # output features of a panel: formats.hpp
+GROUP = 32  # input features are padded to a multiple of it
+
+
+class NativeUnavailable(Exception):
+    """The library cannot be compiled or loaded here; the text says why."""
+
+
+class CLinear(ctypes.Structure):
+    """Linear of kernels/native/model.hpp."""
+
+    _fields_: ClassVar = [
+        ("panels", c_void_p),
+        ("bias", c_void_p),
+        ("out", c_int32),
+        ("in_", c_int32),
+        ("format", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class CLayer(ctypes.Structure):
+    """Layer of kernels/native/model.hpp."""
+
+    _fields_: ClassVar = [
+        ("qkv", CLinear),
+        ("output", CLinear),
+        ("gate_up", CLinear),
+        ("down", CLinear),
+        ("input_norm", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("window", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class CModel(ctypes.Structure):
+    """Model of kernels/native/model.hpp."""
+
+    _fields_: ClassVar = [
+        ("layers", ctypes.POINTER(CLayer)),
+        ("final_norm", c_void_p),
+        ("embedding", CLinear),
+        ("head", CLinear),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("num_layers", c_int32),
+        ("hidden", c_int32),
+        ("intermediate", c_int32),
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("eps", c_float),
+        ("scale", c_float),
+    ]
+
+
+class CCache(ctypes.Structure):
+    """Cache of kernels/native/model.hpp."""
+
+    _fields_: ClassVar = [
+        ("data", c_void_p),
+        ("scales", c_void_p),
+        ("format", c_int32),
+        ("num_blocks", c_int32),
+        ("block_size", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class CSegment(ctypes.Structure):
+    """Segment of kernels/native/model.hpp."""
+
+    _fields_: ClassVar = [
+        ("start", c_int32),
+        ("num_rows", c_int32),
+        ("root", c_int32),
+        ("blocks", c_int32),
+        ("paths", c_int32),
+    ]
+
+
+class CStep(ctypes.Structure):
+    """Step of kernels/native/model.hpp."""
+
+    _fields_: ClassVar = [
+        ("token_ids", ctypes.POINTER(c_int32)),
+        ("positions", ctypes.POINTER(c_int32)),
+        ("slots", ctypes.POINTER(c_int32)),
+        ("segments", ctypes.POINTER(CSegment)),
+        ("blocks", ctypes.POINTER(c_int32)),
+        ("paths", ctypes.c_char_p),
+        ("logit_rows", ctypes.POINTER(c_int32)),
+        ("logits", c_void_p),
+        ("num_rows", c_int32),
+        ("num_segments", c_int32),
+        ("num_logits", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+def load(cache: Path) -> ctypes.CDLL:
+    """The library, compiled into the folder `cache` unless it is there. Several seconds at first.
+
+    Raises NativeUnavailable. Example: `load(Path("~/.cache/specdec/native").expanduser())`.
+    """
+    compiler = os.environ.get("CXX") or next(filter(shutil.which, COMPILERS), None)
+    if compiler is None:
+        raise NativeUnavailable(f"no C++ compiler found ({', '.join(COMPILERS)}, or set CXX)")
+    file = cache / f"specdec-{_digest(compiler)}.so"
+    if not file.exists():
+        _compile(compiler, file)
+    try:
+        library = ctypes.CDLL(str(file))
+    except OSError as error:
+        raise NativeUnavailable(f"cannot load {file}: {error}") from error
+    library.specdec_open.argtypes = [ctypes.POINTER(CModel), c_int32]
+    library.specdec_open.restype = c_void_p
+    library.specdec_close.argtypes = [c_void_p]
+    library.specdec_close.restype = None
+    library.specdec_forward.argtypes = [c_void_p, ctypes.POINTER(CCache), ctypes.POINTER(CStep)]
+    library.specdec_forward.restype = None
+    library.specdec_move.argtypes = [
+        c_void_p,
+        ctypes.POINTER(CCache),
+        ctypes.POINTER(c_int32),
+        ctypes.POINTER(c_int32),
+        c_int32,
+    ]
+    library.specdec_move.restype = None
+    library.specdec_struct_bytes.argtypes = [c_int32]
+    library.specdec_struct_bytes.restype = c_int32
+    library.specdec_panel_bytes.argtypes = [c_int32, c_int32]
+    library.specdec_panel_bytes.restype = c_int64
+    library.specdec_pack.argtypes = [c_int32, c_void_p, c_int32, c_int32, c_int32, c_void_p]
+    library.specdec_pack.restype = None
+    for number, struct in enumerate((CLinear, CLayer, CModel, CCache, CSegment, CStep)):
+        if library.specdec_struct_bytes(number) != ctypes.sizeof(struct):
+            raise NativeUnavailable(f"{compiler} lays out {struct.__name__} in another way")
+    return library
+
+
+def _digest(compiler: str) -> str:
+    """A name for the sources, the compiler and the processor that -march=native means."""
+    digest = hashlib.sha256(" ".join((compiler, *FLAGS, platform.machine())).encode())
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.read_bytes())
+    try:
+        digest.update(Path(shutil.which(compiler) or compiler).resolve().as_posix().encode())
+        cpu = Path("/proc/cpuinfo").read_text()
+        digest.update(next((x for x in cpu.splitlines() if x.startswith("flags")), "").encode())
+    except OSError:
+        digest.update(platform.processor().encode())
+    return digest.hexdigest()[:16]
+
+
+def _compile(compiler: str, file: Path) -> None:
+    """Compile beside `file` and move into place: processes may do so at once."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+            output = Path(folder) / file.name
+            command = [compiler, *FLAGS, str(SOURCES / "forward.cpp"), "-o", str(output)]
+            result = subprocess.run(command, capture_output=True, text=True)
+            if result.returncode:
+                first = next((x for x in result.stderr.splitlines() if "error" in x), "no message")
+                raise NativeUnavailable(f"{compiler} failed: {first}")
+            os.replace(output, file)
+    except OSError as error:
+        raise NativeUnavailable(f"cannot compile into {file.parent}: {error}") from error

@@ -1,0 +1,125 @@
+"""NativeModel: the target model on a CPU, one call into C++ per forward."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.batch import Batch
+from specdec.kernels.native_library import CCache, CModel, CSegment, CStep
+from specdec.model_config import ModelConfig
+from specdec.native_cache import NativeKVCache, integers
+from specdec.native_weights import NativeWeights
+from specdec.weights import TensorSource
+
+
+class NativeModel:
+    """The model of `TargetModel`, for a CPU: kernels/native/forward.cpp.
+
+    `precision` is fp32, bf16, int8 or int4. Rows are invariant whatever the batch, without
+    padding. Logits are fp32.
+
+    Example:
+        model = NativeModel(library, config, weights, "bf16", max_model_len=2048)
+        logits = model.forward(batch, model.make_kv_cache("bf16", num_blocks=64, block_size=32))
+    """
+
+    device = torch.device("cpu")
+    logits_dtype = torch.float32
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        config: ModelConfig,
+        source: TensorSource,
+        precision: str,
+        *,
+        max_model_len: int,
+        num_threads: int | None = None,
+    ) -> None:
+        self.config = config
+        self.precision = precision
+        self.num_threads = num_threads or len(os.sched_getaffinity(0))
+        self._library = library
+        self.weights = NativeWeights(library, config, source, precision)
+        self._cos, self._sin = (t.contiguous() for t in config.rope.tables(max_model_len))
+        described = CModel(
+            layers=self.weights.layers,
+            final_norm=self.weights.final_norm,
+            embedding=self.weights.embedding,
+            head=self.weights.head,
+            cos=self._cos.data_ptr(),
+            sin=self._sin.data_ptr(),
+            num_layers=config.num_layers,
+            hidden=config.hidden_size,
+            intermediate=config.intermediate_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            eps=config.norm_eps,
+            scale=config.head_dim**-0.5,
+        )
+        self._forward = library.specdec_open(ctypes.byref(described), self.num_threads)
+        weakref.finalize(self, library.specdec_close, self._forward)
+
+    def kv_bytes_per_block(self, kv: str, block_size: int) -> int:
+        """Memory of one block of a KV cache of this precision over all layers, in bytes."""
+        return NativeKVCache.bytes_per_block(self.config, self._kv_precision(kv), block_size)
+
+    def make_kv_cache(self, kv: str, *, num_blocks: int, block_size: int) -> NativeKVCache:
+        """An empty KV cache in fp32, bf16 or int8; `auto` is bf16, or fp32 with fp32 weights."""
+        return NativeKVCache(
+            self.config,
+            self._kv_precision(kv),
+            num_blocks=num_blocks,
+            block_size=block_size,
+            mover=self._move,
+        )
+
+    def _kv_precision(self, kv: str) -> str:
+        if kv == "auto":
+            return "fp32" if self.precision == "fp32" else "bf16"
+        return kv
+
+    def forward(self, batch: Batch, kv_cache: NativeKVCache) -> Tensor:
+        """Logits fp32 [num_logits, vocab]; writes the batch's keys and values to the cache."""
+        blocks: list[int] = []
+        paths = bytearray()
+        segments = []
+        for segment in batch.segments:
+            first_path = -1 if segment.ancestors is None else len(paths)
+            segments.append(
+                CSegment(segment.start, segment.num_rows, segment.root, len(blocks), first_path)
+            )
+            blocks += segment.block_ids
+            for row in range(segment.num_rows if segment.ancestors is not None else 0):
+                path = segment.path(row)
+                paths += bytes(path) + bytes(segment.num_rows - len(path))
+        logits = torch.empty(len(batch.logit_rows), self.weights.head.out)
+        step = CStep(
+            token_ids=integers(batch.token_ids),
+            positions=integers(batch.positions),
+            slots=integers(batch.slots),
+            segments=(CSegment * len(segments))(*segments),
+            blocks=integers(blocks),
+            paths=bytes(paths),
+            logit_rows=integers(batch.logit_rows),
+            logits=logits.data_ptr(),
+            num_rows=batch.num_rows,
+            num_segments=len(segments),
+            num_logits=len(batch.logit_rows),
+        )
+        self._library.specdec_forward(
+            self._forward, ctypes.byref(kv_cache.described), ctypes.byref(step)
+        )
+        return logits[:, : self.config.vocab_size]
+
+    def _move(self, cache: CCache, src: Sequence[int], dst: Sequence[int]) -> None:
+        self._library.specdec_move(
+            self._forward, ctypes.byref(cache), integers(src), integers(dst), len(src)
+        )
