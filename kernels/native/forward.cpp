@@ -1,5 +1,6 @@
 // The target forward on a CPU, and its weights' packing, behind a C interface.
 #include <algorithm>
+#include <chrono>
 #include <memory>
 
 #include "attention.hpp"
@@ -235,6 +236,25 @@ int32_t specdec_struct_bytes(int32_t number) {
     return (int32_t)sizes[number];
 }
 
+// Seconds that one pass over the bytes takes the team: what memory can give. The data must be
+// aligned to 64 bytes, and should exceed the last cache by far.
+double specdec_read(const void *data, int64_t num_bytes, int32_t num_threads) {
+    constexpr int64_t PIECE = 1 << 18;
+    Team team(num_threads);
+    std::atomic<float> kept{0};  // so that the loads are not optimised away
+    const auto start = std::chrono::steady_clock::now();
+    team.run([&](Team::Member &me) {
+        me.each((int)(num_bytes / PIECE), [&](int i) {
+            const uint8_t *from = (const uint8_t *)data + i * PIECE;
+            f32x16 sums[4] = {};
+            for (int64_t at = 0; at < PIECE; at += 256)
+                UNROLLED for (int k = 0; k < 4; k++) sums[k] += load<f32x16>(from + at + 64 * k);
+            kept.store(sum(sums[0] + sums[1] + sums[2] + sums[3]), std::memory_order_relaxed);
+        });
+    });
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 int64_t specdec_panel_bytes(Format format, int32_t in) {
     int64_t bytes = 0;
     with_format(format, [&](auto w) { bytes = decltype(w)::panel_bytes(padded(in, GROUP)); });
@@ -256,6 +276,23 @@ void specdec_pack(
                     panels + feature / LANES * W::panel_bytes(width));
         }
     });
+}
+
+// Pack rows [0, count) of a weight in GGUF's Q8_0 (for q8) or Q4_1 (for q4) blocks likewise; `in` is
+// a multiple of GROUP.
+void specdec_pack_gguf(
+    Format format, const uint8_t *rows, int32_t count, int32_t in, int32_t first, uint8_t *panels
+) {
+    const auto pack = [&]<class Record>(Integers<Record>) {
+        using W = Integers<Record>;
+        for (int i = 0; i < count; i++)
+            W::take_gguf(
+                rows + (int64_t)i * (in / GROUP) * Record::GGUF_BYTES, in, (first + i) % LANES,
+                panels + (first + i) / LANES * W::panel_bytes(in)
+            );
+    };
+    if (format == Format::q8) pack(Q8{});
+    else if (format == Format::q4) pack(Q4{});
 }
 
 }  // extern "C"
