@@ -1,4 +1,4 @@
-"""The command line: generate, serve, pull, info, bench, kernels."""
+"""The command line: generate, serve, pull, info, bench, eval, kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 
 from specdec.config import DEFAULT_MODEL, EngineConfig
 from specdec.errors import SpecdecError, UsageError
-from specdec.evals.commands import bench_app, kernels_app
+from specdec.evals.commands import bench_app, eval_app, kernels_app
 from specdec.options import (
     DEFAULTS,
     AsJson,
@@ -42,6 +42,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(bench_app, name="bench")
+app.add_typer(eval_app, name="eval")
 app.add_typer(kernels_app, name="kernels")
 
 

@@ -55,7 +55,7 @@ public:
     Attention(const Model &model, const Cache &cache, const Step &step, int layer)
         : model(model), cache(cache), step(step), layer(layer),
           window(model.layers[layer].window), dim(model.head_dim),
-          ratio(model.num_heads / model.num_kv_heads) {}
+          ratio(model.num_heads / model.num_kv_heads), words(IS_EXACT ? dim : dim / 2) {}
 
     // q: fp32 [num_rows, stride], the rotated query heads of a row side by side. A unit of all
     // chunks writes to out, fp32 [num_rows, out_stride]; one chunk of several writes to
@@ -93,12 +93,15 @@ public:
 
 private:
     static constexpr bool IS_EXACT = FORMAT == KVFormat::f32;
+    static constexpr int TOGETHER = 8;  // queries that meet a tile's keys at once
 
     const Model &model;
     const Cache &cache;
     const Step &step;
     const int layer, window, dim, ratio;
-    std::vector<float> queries, scores, mixed, folded;
+    const int words;  // of a query: fp32 elements or pairs in bf16
+    std::vector<uint32_t> queries;  // [count / TOGETHER][words][TOGETHER]
+    std::vector<float> scores, mixed, folded;
     std::vector<Part> found, results;
     std::vector<uint8_t> tail_data;  // a tile of one row's own ancestors
     float tail_scales[KEYS];
@@ -107,7 +110,7 @@ private:
 
     void reserve(int count) {
         if (results.size() >= (size_t)count) return;
-        queries.resize((size_t)count * dim);
+        queries.resize((size_t)padded(count, TOGETHER) * words);
         scores.resize((size_t)count * CHUNK);
         mixed.resize((size_t)count * dim);
         folded.resize((size_t)count * dim);
@@ -137,50 +140,61 @@ private:
         last_tile = most - begin < CHUNK ? (most - begin) / KEYS + 1 : CHUNK / KEYS;
     }
 
-    // Call `use(tile, number of the tile in the chunk, first row, end row)` for the tiles that rows
-    // see: once for all rows, or for each row that has ancestors of its own in the tile.
+    // The first tile of the chunk that rows do not share: where the segment branches.
+    int end_of_shared(const Segment &segment, int chunk) const {
+        if (segment.paths < 0) return last_tile;
+        const int whole = segment.root / KEYS - chunk * (CHUNK / KEYS);
+        return whole < first_tile ? first_tile : whole < last_tile ? whole : last_tile;
+    }
+
+    // Call `use(tile, number of the tile in the chunk, row of the unit)` for what rows do not share.
     template <class Use>
-    void over_tiles(const AttentionUnit &unit, int chunk, bool is_value, Use use) {
+    void over_tails(
+        const AttentionUnit &unit, const HeadCache &head, int chunk, int first, Use use
+    ) {
         const Segment &segment = step.segments[unit.segment];
-        const HeadCache head(cache, model, layer, is_value, unit.head);
-        const int *positions = step.positions + unit.row;
-        for (int t = first_tile; t < last_tile; t++) {
+        for (int t = first; t < last_tile; t++) {
             const int base = chunk * CHUNK + t * KEYS;
-            if (segment.paths < 0 || base + KEYS <= segment.root) {
-                if (base + FETCHED <= most) head.fetch(slot(segment, base + FETCHED));
-                int first = 0;  // a chain's rows stand in order of position
-                while (positions[first] < base) first++;
-                use(head.tile(slot(segment, base)), t, first, unit.num_rows);
-                continue;
-            }
-            for (int r = 0; r < unit.num_rows; r++) {
-                if (positions[r] < base) continue;
-                const int node = unit.row + r - segment.start;
-                const uint8_t *path = step.paths + segment.paths + node * segment.num_rows;
-                const Tile tail = {tail_data.data(), tail_scales};
-                for (int k = 0; k < KEYS; k++) {
-                    const int at = base + k < positions[r] ? base + k : positions[r];
-                    const bool is_drafted = at >= segment.root;
-                    const int where = is_drafted ? segment.root + path[at - segment.root] : at;
-                    const int from = slot(segment, where);
-                    head.copy(head.tile(from), from % KEYS, tail, k);
-                }
-                use(tail, t, r, r + 1);
-            }
+            for (int r = 0; r < unit.num_rows; r++)
+                if (base <= step.positions[unit.row + r])
+                    use(tail(segment, head, unit.row + r, base), t, r);
         }
     }
 
+    // The tile of keys from position `base` on, those of row `row`'s own ancestors among them.
+    Tile tail(const Segment &segment, const HeadCache &head, int row, int base) {
+        const int node = row - segment.start, position = step.positions[row];
+        const uint8_t *path = step.paths + segment.paths + node * segment.num_rows;
+        const Tile own = {tail_data.data(), tail_scales};
+        head.copy(head.tile(slot(segment, base)), own);
+        for (int at = base > segment.root ? base : segment.root; at < base + KEYS; at++) {
+            if (at > position) break;
+            const int from = slot(segment, segment.root + path[at - segment.root]);
+            if (path[at - segment.root] != at - segment.root)
+                head.copy(head.tile(from), from % KEYS, own, at - base);
+        }
+        return own;
+    }
+
     void score(const AttentionUnit &unit, int chunk) {
-        const int count = unit.num_rows * ratio;
+        const Segment &segment = step.segments[unit.segment];
+        const HeadCache head(cache, model, layer, false, unit.head);
+        const int shared = end_of_shared(segment, chunk), count = unit.num_rows * ratio;
+        for (int t = first_tile; t < shared; t++) {
+            const int base = chunk * CHUNK + t * KEYS;
+            if (base + FETCHED <= most) head.fetch(slot(segment, base + FETCHED));
+            const Tile tile = head.tile(slot(segment, base));
+            int i = 0;
+            for (; i + TOGETHER <= count; i += TOGETHER) dot_keys<TOGETHER>(tile, i, t);
+            if (i + 3 <= count) dot_keys<3>(tile, i, t), i += 3;
+            for (; i < count; i++) dot_keys<1>(tile, i, t);
+            for (int r = 0; r < unit.num_rows; r++) mask(unit, r, base, t);
+        }
         for (int i = 0; i < count; i++)
-            for (int t = first_tile; t < last_tile; t++) store(score_of(i, t), splat(NEVER));
-        over_tiles(unit, chunk, false, [&](Tile tile, int t, int first, int end) {
-            const int last = end * ratio;
-            int i = first * ratio;
-            for (; i + 8 <= last; i += 8) dot_keys<8>(tile, i, t);
-            for (; i + 3 <= last; i += 3) dot_keys<3>(tile, i, t);
-            for (; i < last; i++) dot_keys<1>(tile, i, t);
-            for (int r = first; r < end; r++) mask(unit, r, chunk * CHUNK + t * KEYS, t);
+            for (int t = shared; t < last_tile; t++) store(score_of(i, t), splat(NEVER));
+        over_tails(unit, head, chunk, shared, [&](Tile tile, int t, int r) {
+            for (int i = r * ratio; i < (r + 1) * ratio; i++) dot_keys<1>(tile, i, t);
+            mask(unit, r, chunk * CHUNK + t * KEYS, t);
         });
     }
 
@@ -212,22 +226,36 @@ private:
     }
 
     void mix(const AttentionUnit &unit, int chunk, int count) {
+        const Segment &segment = step.segments[unit.segment];
+        const HeadCache head(cache, model, layer, true, unit.head);
+        const int shared = end_of_shared(segment, chunk);
+        Tile tiles[CHUNK / KEYS];
+        for (int t = first_tile; t < shared; t++)
+            tiles[t] = head.tile(slot(segment, chunk * CHUNK + t * KEYS));
         std::memset(mixed.data(), 0, (size_t)count * dim * sizeof(float));
-        over_tiles(unit, chunk, true, [&](Tile tile, int t, int first, int end) {
-            const int last = end * ratio;
-            int i = first * ratio;
-            for (; i + 4 <= last; i += 4) add_values<4>(tile, i, t);
-            for (; i + 3 <= last; i += 3) add_values<3>(tile, i, t);
-            for (; i < last; i++) add_values<1>(tile, i, t);
+        int i = 0;
+        for (; i + 6 <= count; i += 6) add_values<6>(tiles, i, first_tile, shared);
+        if (i + 3 <= count) add_values<3>(tiles, i, first_tile, shared), i += 3;
+        for (; i < count; i++) add_values<1>(tiles, i, first_tile, shared);
+        over_tails(unit, head, chunk, shared, [&](Tile tile, int t, int r) {
+            tiles[t] = tile;
+            for (int q = r * ratio; q < (r + 1) * ratio; q++) add_values<1>(tiles, q, t, t + 1);
         });
     }
 
+    uint32_t *query(int i) {
+        return &queries[(size_t)(i / TOGETHER) * words * TOGETHER + i % TOGETHER];
+    }
+
     void put_query(const float *q, int i) {
-        float *out = &queries[(size_t)i * dim];
-        if constexpr (IS_EXACT) std::memcpy(out, q, dim * sizeof(float));
-        else
-            for (int d = 0; d < dim; d += LANES)
-                store((uint16_t *)out + d, narrow_bf16(load<f32x16>(q + d)));
+        uint32_t *out = query(i);
+        for (int d = 0; d < dim; d += LANES) {
+            uint32_t part[LANES];
+            const f32x16 scaled = load<f32x16>(q + d) * model.scale;
+            if constexpr (IS_EXACT) store(part, scaled);
+            else store(part, narrow_bf16(scaled));
+            for (int w = 0; w < words * LANES / dim; w++, out += TOGETHER) *out = part[w];
+        }
     }
 
     // Vector `i` of a tile: sixteen elements in fp32 or sixteen pairs in bf16.
@@ -236,57 +264,59 @@ private:
         else return load<u32x16>(tile + i * 64);
     }
 
-    static f32x16 multiply_add(u32x16 a, const float *word, f32x16 acc) {
-        if constexpr (IS_EXACT) return fma((f32x16)a, splat(*word), acc);
-        else return dot_bf16(acc, a, splat_u(load<uint32_t>(word)));
+    static f32x16 multiply_add(u32x16 a, uint32_t word, f32x16 acc) {
+        if constexpr (IS_EXACT) return fma((f32x16)a, (f32x16)splat_u(word), acc);
+        else return dot_bf16(acc, a, splat_u(word));
     }
 
     // Q queries from `i` on with the tile's keys; two sums each, to have enough in flight.
     template <int Q>
     void dot_keys(Tile tile, int i, int t) {
         f32x16 sums[2][Q] = {};
-        const float *query = &queries[(size_t)i * dim];
-        const int words = IS_EXACT ? dim : dim / 2;
+        const uint32_t *word = query(i);
         for (int w = 0; w < words; w += 2)
-            UNROLLED for (int half = 0; half < 2; half++) {
+            UNROLLED for (int half = 0; half < 2; half++, word += TOGETHER) {
                 const u32x16 keys = elements(tile.data, w + half);
                 UNROLLED for (int n = 0; n < Q; n++)
-                    sums[half][n] = multiply_add(keys, query + n * dim + w + half, sums[half][n]);
+                    sums[half][n] = multiply_add(keys, word[n], sums[half][n]);
             }
         for (int n = 0; n < Q; n++) {
-            f32x16 out = (sums[0][n] + sums[1][n]) * model.scale;
+            f32x16 out = sums[0][n] + sums[1][n];
             if constexpr (FORMAT == KVFormat::q8) out *= load<f32x16>(tile.scales);
             store(score_of(i + n, t), out);
         }
     }
 
+    // Q queries from `i` on, with the values of tiles [first, last).
     template <int Q>
-    void add_values(Tile tile, int i, int t) {
-        float weights[Q][KEYS];
-        for (int n = 0; n < Q; n++) {
-            f32x16 weight = load<f32x16>(score_of(i + n, t));
-            if constexpr (FORMAT == KVFormat::q8) weight *= load<f32x16>(tile.scales);
-            if constexpr (IS_EXACT) store(weights[n], weight);
-            else store(weights[n], narrow_bf16(weight));
-        }
+    void add_values(const Tile *tiles, int i, int first, int last) {
         int d = 0;
-        for (; d + 4 * LANES <= dim; d += 4 * LANES) add_values<Q, 4>(tile, weights[0], i, d);
-        for (; d < dim; d += LANES) add_values<Q, 1>(tile, weights[0], i, d);
+        for (; d + 4 * LANES <= dim; d += 4 * LANES) add_values<Q, 4>(tiles, i, first, last, d);
+        for (; d < dim; d += LANES) add_values<Q, 1>(tiles, i, first, last, d);
     }
 
-    // Q queries from `i` on, D vectors of features from `d` on.
+    // D vectors of features from `d` on.
     template <int Q, int D>
-    void add_values(Tile tile, const float *weights, int i, int d) {
+    void add_values(const Tile *tiles, int i, int first, int last, int d) {
         f32x16 acc[Q][D];
         float *to = &mixed[(size_t)i * dim + d];
         UNROLLED for (int n = 0; n < Q; n++)
             UNROLLED for (int v = 0; v < D; v++) acc[n][v] = load<f32x16>(to + n * dim + v * LANES);
-        for (int k = 0; k < (IS_EXACT ? KEYS : KEYS / 2); k++)
-            UNROLLED for (int v = 0; v < D; v++) {
-                const u32x16 values = elements(tile.data, (k * dim + d) / LANES + v);
-                UNROLLED for (int n = 0; n < Q; n++)
-                    acc[n][v] = multiply_add(values, weights + n * KEYS + k, acc[n][v]);
+        for (int t = first; t < last; t++) {
+            uint32_t weights[Q * KEYS];  // fp32, or pairs in bf16 in a query's first half
+            UNROLLED for (int n = 0; n < Q; n++) {
+                f32x16 weight = load<f32x16>(score_of(i + n, t));
+                if constexpr (FORMAT == KVFormat::q8) weight *= load<f32x16>(tiles[t].scales);
+                if constexpr (IS_EXACT) store(weights + n * KEYS, weight);
+                else store(weights + n * KEYS, narrow_bf16(weight));
             }
+            for (int k = 0; k < (IS_EXACT ? KEYS : KEYS / 2); k++)
+                UNROLLED for (int v = 0; v < D; v++) {
+                    const u32x16 values = elements(tiles[t].data, (k * dim + d) / LANES + v);
+                    UNROLLED for (int n = 0; n < Q; n++)
+                        acc[n][v] = multiply_add(values, weights[n * KEYS + k], acc[n][v]);
+                }
+        }
         UNROLLED for (int n = 0; n < Q; n++)
             UNROLLED for (int v = 0; v < D; v++) store(to + n * dim + v * LANES, acc[n][v]);
     }

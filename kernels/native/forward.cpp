@@ -112,6 +112,8 @@ private:
                 store(qkv.row(r) + panel * LANES, sums[0]);
             });
             rotate_and_write(me, layer, i, cache, step);
+            const bool is_last = i + 1 == model.num_layers;
+            if (is_last && !step.num_logits) return;  // keys and values were all that was wanted
             switch (cache.format) {
                 case KVFormat::f32: attend<KVFormat::f32>(me, i, cache, step); break;
                 case KVFormat::bf16: attend<KVFormat::bf16>(me, i, cache, step); break;

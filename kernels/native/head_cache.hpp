@@ -67,10 +67,17 @@ public:
         }
     }
 
+    // Copy a whole tile.
+    void copy(Tile from, Tile to) const {
+        std::memcpy(to.data, from.data, (size_t)KEYS * dim * size);
+        if (from.scales) std::memcpy(to.scales, from.scales, KEYS * sizeof(float));
+    }
+
     // Copy one key or value between tiles, of the cache or like it.
     void copy(Tile from, int from_key, Tile to, int to_key) const {
-        for (int d = 0; d < dim; d++)
-            std::memcpy(to.data + at(to_key, d) * size, from.data + at(from_key, d) * size, size);
+        if (size == 4) copy_elements<uint32_t>(from, from_key, to, to_key);
+        else if (size == 2) copy_elements<uint16_t>(from, from_key, to, to_key);
+        else copy_elements<uint8_t>(from, from_key, to, to_key);
         if (from.scales) to.scales[to_key] = from.scales[from_key];
     }
 
@@ -79,6 +86,12 @@ private:
     const int dim, size;
     const bool is_value;
     const int64_t first;
+
+    template <class Element>
+    void copy_elements(Tile from, int from_key, Tile to, int to_key) const {
+        for (int d = 0; d < dim; d++)
+            ((Element *)to.data)[at(to_key, d)] = ((const Element *)from.data)[at(from_key, d)];
+    }
 
     // Where element `d` of a key or value lies in a tile.
     int at(int key, int d) const {

@@ -71,15 +71,23 @@ inline float sum(f32x16 v) {
 
 inline float largest(f32x16 v) { return reduce(v, maximum); }
 
-// exp(x): 2^n times a polynomial of degree 6 on [-ln2/2, ln2/2] (relative error 2e-7). 0 below -87,
-// so that -inf gives 0; exp(88) above 88.
+// exp(x): 2^n times a polynomial of degree 6 on [-ln2/2, ln2/2] (relative error 2e-7). 0 for -inf
+// and below -104; exp(88) above 88.
 inline f32x16 exp(f32x16 x) {
+#if defined(__AVX512F__)
+    const __m512 bounded = _mm512_max_ps(  // of a NaN and a number, the second operand
+        _mm512_set1_ps(-150.0f), _mm512_min_ps(_mm512_set1_ps(88.0f), (__m512)x)
+    );
+    const f32x16 n = (f32x16)_mm512_roundscale_ps(bounded * _mm512_set1_ps(1.44269504f), 0);
+    x = (f32x16)bounded;
+#else
     const f32x16 low = splat(-87.0f), high = splat(88.0f);
     const i32x16 is_low = x < low;
     x = is_low ? low : x;
     x = x > high ? high : x;
     const f32x16 magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
     const f32x16 n = fma(x, splat(1.44269504f), magic) - magic;
+#endif
     f32x16 r = fma(n, splat(-0.693359375f), x);
     r = fma(n, splat(2.12194440e-4f), r);
     f32x16 p = splat(1.3981999507e-3f);
@@ -88,9 +96,12 @@ inline f32x16 exp(f32x16 x) {
     p = fma(p, r, splat(1.6666665459e-1f));
     p = fma(p, r, splat(5.0000001201e-1f));
     p = fma(p, r * r, r + 1.0f);
-    const i32x16 exponent = (__builtin_convertvector(n, i32x16) + 127) << 23;
-    const f32x16 y = p * (f32x16)exponent;
-    return is_low ? f32x16{} : y;
+#if defined(__AVX512F__)
+    return (f32x16)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+    const f32x16 power = (f32x16)((__builtin_convertvector(n, i32x16) + 127) << 23);
+    return is_low ? f32x16{} : p * power;
+#endif
 }
 
 // ---- bf16: the upper half of a float; two in a 32-bit word, the first in the lower half.
