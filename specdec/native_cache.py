@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from ctypes import c_int32
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from specdec.kernels.native_library import CCache
 from specdec.model_config import ModelConfig
 
 FORMATS = {"fp32": 0, "bf16": 1, "int8": 2}  # KVFormat in kernels/native/model.hpp
 _ITEM_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
+_CACHE_LINE = 64
 _SCALE_BYTES = 4  # int8: one fp32 scale per key and one per value
 
 
@@ -21,8 +24,8 @@ class NativeKVCache:
     """Paged keys and values: slot = block_id * block_size + offset.
 
     `data` are bytes [num_layers, 2, num_kv_heads, num_blocks, bytes of a block]; how elements lie
-    in a block is the forward's business (kernels/native/head_cache.hpp). Pages are mapped when
-    they are first used.
+    in a block is the forward's business (kernels/native/head_cache.hpp). Pages, huge ones, are
+    mapped when they are first used.
     """
 
     device = torch.device("cpu")
@@ -40,7 +43,7 @@ class NativeKVCache:
         self.block_size = block_size
         heads = (config.num_layers, 2, config.num_kv_heads, num_blocks)
         per_block = block_size * config.head_dim * _ITEM_BYTES[precision]
-        self.data = np.zeros((*heads, per_block), dtype=np.uint8)
+        self.data = aligned_zeros(math.prod(heads) * per_block).reshape(*heads, per_block)
         has_scales = precision == "int8"
         self.scales = np.zeros((*heads, block_size if has_scales else 0), dtype=np.float32)
         self.described = CCache(
@@ -68,6 +71,17 @@ class NativeKVCache:
         """Zero blocks: a NaN left behind would poison masked lanes of the next holder."""
         self.data[:, :, :, list(block_ids)] = 0
         self.scales[:, :, :, list(block_ids)] = 0
+
+
+def aligned_zeros(num_bytes: int) -> NDArray[np.uint8]:
+    """Zeros whose address is a multiple of a cache line, so that no vector of them spans two.
+
+    numpy asks for huge pages where an array is large, which is worth 6 % of a step
+    (docs/lab-log.md).
+    """
+    spacious = np.zeros(num_bytes + _CACHE_LINE, dtype=np.uint8)
+    first = -spacious.ctypes.data % _CACHE_LINE
+    return spacious[first : first + num_bytes]
 
 
 def integers(values: Sequence[int]) -> ctypes.Array[c_int32]:

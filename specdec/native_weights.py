@@ -11,10 +11,13 @@ from torch import Tensor
 
 from specdec.kernels.native_library import GROUP, LANES, CLayer, CLinear
 from specdec.model_config import ModelConfig
+from specdec.native_cache import aligned_zeros
 from specdec.weights import TensorSource
 
 FORMATS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}  # Format in kernels/native/model.hpp
 _GGUF_BYTES = {"int8": 34, "int4": 20}  # of a group: Q8_0, Q4_1
+_SLAB_BYTES = 64 * 2**20
+_ALIGNMENT = 64
 _ROWS_AT_ONCE = 1024  # converted to fp32 and packed together
 
 
@@ -49,12 +52,14 @@ class NativeWeights:
         self._source = source
         self._integers = integers
         self._kept: list[Tensor] = []
+        self._slab = torch.empty(0, dtype=torch.uint8)
         precise = "int8" if precision == "int4" else precision
         self.embedding = self._linear(["model.embed_tokens"], precise)
         self.head = self.embedding if config.is_tied else self._linear(["lm_head"], precise)
         self.final_norm = self._norm("model.norm")
         layers = [self._layer(index, precision) for index in range(config.num_layers)]
         self.layers = (CLayer * len(layers))(*layers)
+        del self._source, self._integers  # files stay mapped, and count, as long as they are held
 
     @property
     def num_bytes(self) -> int:
@@ -145,7 +150,12 @@ class NativeWeights:
         return kept.data_ptr()
 
     def _zeros(self, size: int, dtype: torch.dtype) -> Tensor:
-        kept = torch.zeros(size, dtype=dtype)
+        """Zeros that live as long as the weights, at an address that is a multiple of 64."""
+        num_bytes = size * dtype.itemsize
+        if self._slab.numel() < num_bytes:
+            self._slab = torch.from_numpy(aligned_zeros(max(num_bytes, _SLAB_BYTES)))
+        kept = self._slab[:num_bytes].view(dtype)
+        self._slab = self._slab[-(-num_bytes // _ALIGNMENT) * _ALIGNMENT :]
         self._kept.append(kept)
         return kept
 
