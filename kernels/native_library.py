@@ -154,6 +154,8 @@ def load(cache: Path) -> ctypes.CDLL:
     library.specdec_move.restype = None
     library.specdec_struct_bytes.argtypes = [c_int32]
     library.specdec_struct_bytes.restype = c_int32
+    library.specdec_has_wide_registers.argtypes = []
+    library.specdec_has_wide_registers.restype = c_int32
     library.specdec_read.argtypes = [c_void_p, c_int64, c_int32]
     library.specdec_read.restype = c_double
     library.specdec_panel_bytes.argtypes = [c_int32, c_int32]

@@ -95,7 +95,7 @@ def load_target(
             library,
             model_config,
             source,
-            resolve_precision(config.weights, device),
+            "bf16" if config.weights == "auto" else config.weights,
             max_model_len=max_model_len,
             num_threads=config.threads,
             integers=integers,
@@ -115,6 +115,11 @@ def native_forward(config: EngineConfig, model_config: ModelConfig) -> ctypes.CD
     """
     if config.backend == "torch" or not config.device.startswith("cpu"):
         return None
+    is_needed = (
+        config.backend == "native"
+        or config.weights in ("int8", "int4")
+        or config.kv in ("int8", "bf16")
+    )
     try:
         if model_config.head_dim % native_library.LANES:
             raise native_library.NativeUnavailable(
@@ -122,13 +127,15 @@ def native_forward(config: EngineConfig, model_config: ModelConfig) -> ctypes.CD
             )
         if config.weights == "fp16":
             raise native_library.NativeUnavailable("fp16 weights are not packed for it")
-        return native_library.load(cache_folder() / "native")
+        library = native_library.load(cache_folder() / "native")
+        if not is_needed and not library.specdec_has_wide_registers():
+            raise native_library.NativeUnavailable("it is made for processors with AVX-512")
     except native_library.NativeUnavailable as reason:
-        is_needed = config.backend == "native" or config.weights in ("int8", "int4")
-        if is_needed or config.kv in ("int8", "bf16"):
+        if is_needed:
             raise UsageError(f"the native CPU forward is needed and not there: {reason}") from None
-        print(f"specdec: using PyTorch's slower forward: {reason}", file=sys.stderr)
+        print(f"specdec: using PyTorch's forward, not the native one: {reason}", file=sys.stderr)
         return None
+    return library
 
 
 def resolve_precision(weights: WeightPrecision, device: torch.device) -> str:

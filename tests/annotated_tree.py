@@ -3,7 +3,7 @@
     python tests/annotated_tree.py            prints
     python tests/annotated_tree.py --write    replaces README.md's block between the tree markers
 
-An annotation is the first line of a docstring, so that is where to change it.
+An annotation is the first line of a docstring, or of a C++ file, so that is where to change it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+SUFFIXES = (".py", ".hpp", ".cpp")
 FOLDERS = ("specdec", "drafters", "kernels", "server", "evals", "tests")
 BLOCK = re.compile(r"(<!-- tree -->\n+```\w*\n)(.*?)(```\n+<!-- /tree -->)", re.DOTALL)
 
 
-def python_files() -> list[Path]:
-    """Python files of the six folders, relative to the root, each once, in the tree's order.
+def source_files() -> list[Path]:
+    """Source files of the six folders, relative to the root, each once, in the tree's order.
 
     Links are not followed: specdec/drafters is listed as drafters/.
     """
@@ -30,8 +31,11 @@ def python_files() -> list[Path]:
 
 
 def annotation(path: Path) -> str:
-    """First line of a file's docstring without its full stop; "" where there is none."""
-    docstring = ast.get_docstring(ast.parse((ROOT / path).read_text(encoding="utf-8"))) or ""
+    """First line of a file's docstring or comment without its full stop; "" if there is none."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        return text.partition("\n")[0].removeprefix("// ").removesuffix(".")
+    docstring = ast.get_docstring(ast.parse(text)) or ""
     return docstring.partition("\n")[0].removesuffix(".")
 
 
@@ -39,7 +43,7 @@ def render() -> str:
     """The tree as text: a line per folder, and below it its files, indented and annotated."""
     lines: list[str] = []
     shown: Path | None = None
-    for path in python_files():
+    for path in source_files():
         if path.parent != shown:
             shown = path.parent
             lines.append(f"{shown.as_posix()}/")
@@ -48,7 +52,7 @@ def render() -> str:
 
 
 def listed_files(readme: str) -> list[Path]:
-    """Python files that the README's tree lists; none where it has no fenced block to hold one."""
+    """Source files that the README's tree lists; none where it has no fenced block to hold one."""
     block = BLOCK.search(readme)
     files: list[Path] = []
     folder = Path()
@@ -56,7 +60,7 @@ def listed_files(readme: str) -> list[Path]:
         name, _, _ = line.strip().partition(" ")
         if name.endswith("/"):
             folder = Path(name)
-        elif name.endswith(".py"):
+        elif name.endswith(SUFFIXES):
             files.append(folder / name)
     return files
 
@@ -73,7 +77,7 @@ def write() -> None:
 
 def _files_below(folder: Path) -> list[Path]:
     entries = sorted(folder.iterdir())
-    files = [entry for entry in entries if entry.suffix == ".py" and entry.is_file()]
+    files = [entry for entry in entries if entry.suffix in SUFFIXES and entry.is_file()]
     for entry in entries:
         if entry.is_dir() and not entry.is_symlink() and entry.name != "__pycache__":
             files += _files_below(entry)

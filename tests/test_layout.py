@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.annotated_tree import ROOT, listed_files, python_files
+from tests.annotated_tree import ROOT, annotation, listed_files, source_files
 
 LINKED = ("drafters", "kernels", "server", "evals")
 MAX_LINES = 350
@@ -72,19 +72,24 @@ def test_repository_root_is_not_importable() -> None:
 
 def test_every_package_folder_has_an_init() -> None:
     """setuptools ships only folders with an `__init__.py`."""
-    folders = {path.parent for path in python_files() if path.parts[0] != "tests"}
+    folders = {path.parent for path in _python_files() if path.parts[0] != "tests"}
     assert [folder for folder in folders if not (ROOT / folder / "__init__.py").is_file()] == []
 
 
+def test_every_file_says_what_it_is() -> None:
+    silent = [str(path) for path in source_files() if not annotation(path)]
+    assert silent == []
+
+
 def test_no_file_is_too_long() -> None:
-    lengths = {path: len(_read(path).splitlines()) for path in python_files()}
+    lengths = {path: len(_read(path).splitlines()) for path in source_files()}
     too_long = [f"{path}: {length}" for path, length in lengths.items() if length > MAX_LINES]
     assert not too_long, f"over {MAX_LINES} lines: {', '.join(too_long)}"
 
 
 def test_readme_tree_equals_the_real_tree() -> None:
     listed = set(listed_files(_read(Path("README.md"))))
-    real = set(python_files())
+    real = set(source_files())
     problems = [f"not listed: {path}" for path in sorted(real - listed)]
     problems += [f"does not exist: {path}" for path in sorted(listed - real)]
     if problems:
@@ -98,7 +103,7 @@ def test_names_follow_the_glossary() -> None:
     pattern = re.compile(rf"(?:^|_)(?:{words})s?(?:_|$)")
     found = [
         f"{path}:{line} {name}"
-        for path in python_files()
+        for path in _python_files()
         for name, line in _defined_names(ast.parse(_read(path)))
         if pattern.search(_snake_case(name))
     ]
@@ -114,6 +119,10 @@ print([name for name in {NOT_IN_THE_ENGINE} if name in sys.modules])
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+def _python_files() -> list[Path]:
+    return [path for path in source_files() if path.suffix == ".py"]
 
 
 def _read(path: Path) -> str:

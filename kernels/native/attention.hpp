@@ -1,4 +1,4 @@
-// Tree attention of query rows over the paged KV cache.
+// Attention: tree attention of query rows over the paged KV cache, one unit of work at a time.
 //
 // Keys are taken in tiles of KEYS and in chunks of CHUNK, both aligned to absolute positions. A row
 // of a branching tree reads the keys of its own ancestors in the lanes of their positions, so a key

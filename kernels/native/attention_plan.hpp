@@ -1,4 +1,4 @@
-// How the attention of one step is cut into units of work for the team.
+// AttentionPlan: how the attention of one step is cut into units of work for the team.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// Weight formats: how a panel of sixteen output features lies in memory, and its product with rows.
+// Weight formats: how panels of sixteen output features lie in memory, and their products.
 //
 // A weight [out, in] is cut into panels of LANES output features; a panel streams through all input
 // features, so a product reads memory in one run. Rows are prepared once per product, in tiles of

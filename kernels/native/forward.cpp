@@ -257,6 +257,15 @@ double specdec_read(const void *data, int64_t num_bytes, int32_t num_threads) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// Whether a register holds LANES floats; without, everything is right and slow.
+int32_t specdec_has_wide_registers() {
+#if defined(__AVX512F__)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
 int64_t specdec_panel_bytes(Format format, int32_t in) {
     int64_t bytes = 0;
     with_format(format, [&](auto w) { bytes = decltype(w)::panel_bytes(padded(in, GROUP)); });

@@ -1,4 +1,4 @@
-// What the host states: the model, its KV cache and one step. Mirrored by native_library.py.
+// What the host states: the model, its KV cache and one step; native_library.py has the same.
 #pragma once
 
 #include <cstdint>

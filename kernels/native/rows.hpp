@@ -1,4 +1,4 @@
-// What happens to single rows between products: embedding, norms, rotation.
+// What happens to single rows between products: embedding, norm, activation, rotation.
 #pragma once
 
 #include "product.hpp"

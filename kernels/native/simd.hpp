@@ -1,4 +1,4 @@
-// Vectors of sixteen floats and the few operations that the other files are written in.
+// Vectors of sixteen floats, and the operations that all the rest is written in.
 //
 // GCC's and Clang's vector types compile for any processor; operations with an instruction of
 // their own on AVX-512 use it. Every operation has one rounding behaviour per build, and nothing
@@ -40,7 +40,6 @@ inline void store(P *p, T v) {
 
 inline f32x16 splat(float x) { return f32x16{} + x; }
 inline u32x16 splat_u(uint32_t x) { return u32x16{} + x; }
-inline i32x16 splat_i(int32_t x) { return i32x16{} + x; }
 
 // a * b + c, rounded once.
 inline f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
@@ -159,10 +158,11 @@ inline u32x16 widen_bytes(const int8_t *p) {
     const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load<__m128i>(p + LANES)));
     return (u32x16)_mm512_cvtne2ps_pbh(high, low);
 #else
-    u16x16 halves[2];
-    for (int i = 0; i < 2; i++)
-        halves[i] = narrow_bf16(__builtin_convertvector(load<i8x16>(p + i * LANES), f32x16));
-    return load<u32x16>(halves);
+    const u32x16 words = __builtin_convertvector(load<u16x16>(p), u32x16);  // a pair of bytes each
+    const i32x16 first = (i32x16)(words << 24) >> 24, second = (i32x16)(words << 16) >> 24;
+    const u32x16 low = (u32x16)__builtin_convertvector(first, f32x16);
+    const u32x16 high = (u32x16)__builtin_convertvector(second, f32x16);
+    return low >> 16 | (high & 0xffff0000u);
 #endif
 }
 

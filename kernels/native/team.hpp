@@ -1,4 +1,4 @@
-// Team: the threads of a forward. All of them run the same function; its loops share their items.
+// Team: the threads of a forward, which share the items of its loops.
 //
 // An OpenMP runtime is not used: its threads either spin, which collapses when another process
 // wants the cores, or sleep, which costs half as much again on an idle machine. Here they spin for
