@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from typing import ClassVar
@@ -123,16 +124,18 @@ class CStep(ctypes.Structure):
     ]
 
 
-def load(cache: Path) -> ctypes.CDLL:
-    """The library, compiled into the folder `cache` unless it is there. Several seconds at first.
+def load(cache: Path, on_compile: Callable[[], None] = lambda: None) -> ctypes.CDLL:
+    """The library, compiled into the folder `cache` unless it is there.
 
-    Raises NativeUnavailable. Example: `load(Path("~/.cache/specdec/native").expanduser())`.
+    Compiling takes several seconds; `on_compile` is called before. Raises NativeUnavailable.
+    Example: `load(Path("~/.cache/specdec/native").expanduser())`.
     """
     compiler = os.environ.get("CXX") or next(filter(shutil.which, COMPILERS), None)
     if compiler is None:
         raise NativeUnavailable(f"no C++ compiler found ({', '.join(COMPILERS)}, or set CXX)")
     file = cache / f"specdec-{_digest(compiler)}.so"
     if not file.exists():
+        on_compile()
         _compile(compiler, file)
     try:
         library = ctypes.CDLL(str(file))

@@ -127,7 +127,12 @@ def native_forward(config: EngineConfig, model_config: ModelConfig) -> ctypes.CD
             )
         if config.weights == "fp16":
             raise native_library.NativeUnavailable("fp16 weights are not packed for it")
-        library = native_library.load(cache_folder() / "native")
+        library = native_library.load(
+            cache_folder() / "native",
+            lambda: print(
+                "specdec: compiling the CPU forward for this processor, once", file=sys.stderr
+            ),
+        )
         if not is_needed and not library.specdec_has_wide_registers():
             raise native_library.NativeUnavailable("it is made for processors with AVX-512")
     except native_library.NativeUnavailable as reason:
