@@ -1,18 +1,36 @@
-"""The commands `specdec bench` and `specdec kernels`."""
+"""The commands `specdec bench`, `specdec eval` and `specdec kernels`."""
 
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from specdec.config import DEFAULT_MODEL
-from specdec.options import DEFAULTS, AsJson, Model, NodeBudget, Weights, need_command
+from specdec.config import DEFAULT_MODEL, EngineConfig
+from specdec.errors import UsageError
+from specdec.options import (
+    DEFAULTS,
+    AsJson,
+    Backend,
+    Kv,
+    KvMemory,
+    Model,
+    NodeBudget,
+    Threads,
+    Weights,
+    need_command,
+)
 
 bench_app = typer.Typer(
     help="Measure on this machine.", invoke_without_command=True, callback=need_command
+)
+eval_app = typer.Typer(
+    help="Measure what a setting does to the answers.",
+    invoke_without_command=True,
+    callback=need_command,
 )
 kernels_app = typer.Typer(
     help="The Triton kernels of the GPU path.", invoke_without_command=True, callback=need_command
@@ -22,25 +40,101 @@ kernels_app = typer.Typer(
 @bench_app.command()
 def latency(
     vs: Annotated[
-        list[str] | None, typer.Option(help="Also measure: transformers; repeatable.")
+        list[str] | None,
+        typer.Option(help="Also measure: transformers, openvino, llama.cpp; repeatable."),
     ] = None,
-    max_tokens: int = 128,
-    rounds: Annotated[int, typer.Option(help="Interleaved repetitions.", min=1)] = 3,
+    openvino_model: Annotated[
+        Path | None, typer.Option(help="The model as optimum-cli exports it, for --vs openvino.")
+    ] = None,
+    gguf: Annotated[
+        Path | None, typer.Option(help="The model as a GGUF file, for --vs llama.cpp.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 128,
+    rounds: Annotated[int, typer.Option(help="Interleaved repetitions.", min=1)] = 5,
+    quick: Annotated[bool, typer.Option("--quick", help="Few rounds and sizes.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Write a PNG of the steps.")] = None,
+    append: Annotated[
+        Path | None, typer.Option(help="Append a line to this file and show the trend.")
+    ] = None,
     weights: Weights = DEFAULTS.weights,
+    kv: Kv = DEFAULTS.kv,
+    backend: Backend = DEFAULTS.backend,
+    threads: Threads = None,
+    kv_memory_mib: KvMemory = DEFAULTS.kv_memory_mib,
     model: Model = DEFAULT_MODEL,
     node_budget: NodeBudget = DEFAULTS.node_budget,
     as_json: AsJson = False,
 ) -> None:
-    """Decode speed of one stream, interleaved: plain, with drafts, and peers."""
-    from specdec.evals.latency import measure, render
+    """Steps against what memory can give, streams, and whole answers, ours and peers'."""
+    from specdec.evals import latency_table, latency_trend
+    from specdec.evals.latency import LatencySettings, measure
 
-    report = measure(
+    config = EngineConfig(
         model=model,
         weights=weights,  # type: ignore[arg-type]  # validated by EngineConfig
+        kv=kv,  # type: ignore[arg-type]  # validated by EngineConfig
+        backend=backend,  # type: ignore[arg-type]  # validated by EngineConfig
         node_budget=node_budget,
-        peers=tuple(vs or ()),
-        max_tokens=max_tokens,
-        rounds=rounds,
+        threads=threads,
+        kv_memory_mib=kv_memory_mib,
+    )
+    settings = LatencySettings(
+        config, tuple(vs or ()), openvino_model, gguf, max_tokens=max_tokens, rounds=rounds
+    )
+    if plot is not None:
+        _check_plot(plot)
+    before = None if append is None else latency_trend.read(append)
+    report = measure(settings.quick() if quick else settings)
+    if plot is not None:
+        from specdec.evals.latency_plot import plot_steps
+
+        plot_steps(report, plot)
+    if append is not None:
+        latency_trend.append(append, latency_trend.line_of(report))
+    print(json.dumps(report) if as_json else latency_table.render(report))
+    if before is not None and not as_json:
+        print(f"\n{latency_trend.render(latency_trend.line_of(report), before)}")
+
+
+def _check_plot(file: Path) -> None:
+    """Minutes of measuring must not be lost to a picture that cannot be drawn or written."""
+    if find_spec("matplotlib") is None:
+        raise UsageError("--plot needs matplotlib: pip install 'specdec-server[evals]'")
+    try:
+        file.open("ab").close()
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror}") from None
+
+
+@eval_app.command()
+def quantization(
+    text: Annotated[
+        list[Path] | None, typer.Option(help="Local text to predict; repeatable.")
+    ] = None,
+    weights: Annotated[
+        str, typer.Option(help="Precisions of the weights, separated by commas.")
+    ] = "bf16,int8,int4,fp32",
+    kv: Annotated[
+        str, typer.Option(help="Precisions of the KV cache, separated by commas.")
+    ] = DEFAULTS.kv,
+    backend: Backend = DEFAULTS.backend,
+    threads: Threads = None,
+    model: Model = DEFAULT_MODEL,
+    as_json: AsJson = False,
+) -> None:
+    """Perplexity of texts under each precision, and how far it is from fp32's predictions."""
+    from specdec.evals.quantization import evaluate, read_texts, render
+
+    texts = read_texts(text or ())
+    report = evaluate(
+        EngineConfig(
+            model=model,
+            backend=backend,  # type: ignore[arg-type]  # validated by EngineConfig
+            threads=threads,
+        ),
+        texts,
+        weights.split(","),  # type: ignore[arg-type]  # validated by EngineConfig
+        kv.split(","),  # type: ignore[arg-type]  # validated by EngineConfig
     )
     print(json.dumps(report) if as_json else render(report))
 

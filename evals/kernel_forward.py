@@ -223,7 +223,9 @@ def engine_steps(
         loaded=LoadedModel(model, None, (), "random", max_len),
         drafter=NgramDrafter(),
     )
-    runner = KeepingRunner(engine.runner.kv_cache)
+    kv_cache = engine.runner.kv_cache
+    assert isinstance(kv_cache, KVCache)
+    runner = KeepingRunner(kv_cache)
     engine.runner = runner
     prompt = tuple(torch.randint(shape.vocab_size, (prompt_len,)).tolist())
     engine.add(Request("bench", prompt, SamplingParams(max_tokens=max_len, ignore_eos=True)))

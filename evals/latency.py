@@ -1,203 +1,303 @@
-"""Decode speed of one stream, measured interleaved so that all sides see the same machine."""
+"""Latency on this machine: steps against what its memory can give, and whole answers against peers.
+
+Everything is measured in turn, round by round, so that all sides see the same machine.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+import random
 import statistics
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import date
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from specdec import checkpoints
-from specdec.config import EngineConfig, WeightPrecision
+from specdec.config import EngineConfig
 from specdec.engine import Engine
-from specdec.errors import UsageError
+from specdec.evals.contender import Contender, Run, checked, num_equal, ours
+from specdec.evals.floor import Floor
+from specdec.evals.kernel_progress import Advance, progress
+from specdec.evals.peers import PeerSetup, check_peers, make_peers
 from specdec.evals.prompts import PROMPTS
+from specdec.evals.read_bandwidth import BUFFER_BYTES, PASSES, Bandwidth, ReadBandwidth
+from specdec.evals.spread import ratio_of_rounds
+from specdec.evals.step_clock import StepClock, StepTime, breakdown
+from specdec.evals.step_times import StepBench, StepCell, fitting_contexts
 from specdec.generation import generate
-from specdec.loading import load_model, resolve_precision
+from specdec.loading import LoadedModel, load_model, resolve_precision
+from specdec.native_model import NativeModel
 from specdec.params import SamplingParams
 
 BASELINE, DRAFTED = "specdec, no drafts", "specdec, ngram"
-PEERS = ("transformers",)
 
 
 @dataclass(frozen=True)
-class Run:
-    """One answer: output tokens, seconds from submission to the end, and to the first token."""
+class LatencySettings:
+    """What to measure. `max_tokens` bounds the answers; a prompt of `prefill_len` is only read."""
 
-    num_tokens: int
-    total_s: float
-    tokens_per_step: float
+    config: EngineConfig
+    peers: tuple[str, ...] = ()
+    openvino_model: Path | None = None
+    gguf: Path | None = None
+    max_tokens: int = 128
+    rounds: int = 5
+    rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    contexts: tuple[int, ...] = (200, 1000, 2000, 6000)
+    repeats: int = 4  # steps per round, number of rows and context
+    num_streams: int = 8
+    stream_steps: int = 16
+    prefill_len: int = 2000
+    buffer_bytes: int = BUFFER_BYTES
+
+    def quick(self) -> LatencySettings:
+        """Few rounds and sizes: under a minute without peers."""
+        return replace(
+            self, max_tokens=32, rounds=2, rows=(1, 4, 16), contexts=(200, 2000), repeats=2
+        )
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one round measured. Streams in tokens per second."""
+
+    bandwidth: Bandwidth
+    steps: Mapping[tuple[int, int], Sequence[StepTime]]  # by context and rows
+    one_stream: float
+    many_streams: float
+    answers: Mapping[str, Mapping[str, Run]]  # by prompt and contender
+    prefills: Mapping[str, Run]
+
+
+def measure(settings: LatencySettings) -> dict[str, Any]:
+    """Warm up, measure every round, sum up.
+
+    Raises UsageError for a peer that is not to be had, before anything is measured.
+    """
+    peer_setup = PeerSetup(
+        settings.config.model,
+        settings.prefill_len + settings.max_tokens + 1024,
+        settings.openvino_model,
+        settings.gguf,
+    )
+    check_peers(settings.peers, peer_setup)
+    torch.manual_seed(0)
+    loaded = load_model(settings.config)
+    bench = LatencyBench(settings, loaded, make_peers(settings.peers, peer_setup))
+    with progress((settings.rounds + 1) * bench.num_items) as advance:
+        bench.round(0, advance, repeats=1)  # compiles, fills caches and maps memory
+        bench.forget()
+        rounds = [
+            bench.round(index, advance, repeats=settings.repeats)
+            for index in range(1, settings.rounds + 1)
+        ]
+    return bench.report(rounds)
+
+
+class LatencyBench:
+    """Engines and peers, ready to be measured in turn."""
+
+    def __init__(
+        self, settings: LatencySettings, loaded: LoadedModel, peers: Mapping[str, Contender]
+    ) -> None:
+        self._settings, self._loaded = settings, loaded
+        config = settings.config
+        self._floor = Floor.of(loaded.model, config.kv, config.block_size)
+        self._bandwidth = ReadBandwidth(loaded.model, num_bytes=settings.buffer_bytes)
+        self._contexts = fitting_contexts(
+            settings.contexts, settings.rows, settings.repeats, loaded.max_model_len
+        )
+        self._steps = StepBench(
+            loaded, replace(config, node_budget=max(settings.rows) - 1, prefix_cache=True)
+        )
+        # A prefix hit would make later rounds cheaper than the first.
+        engines = {
+            name: Engine(replace(config, drafter=drafter, prefix_cache=False), loaded=loaded)
+            for name, drafter in ((BASELINE, "none"), (DRAFTED, "ngram"))
+        }
+        self._clocks = {name: StepClock(engine) for name, engine in engines.items()}
+        self._peers = {name: checked(name, peer) for name, peer in peers.items()}
+        own = {name: checked(name, ours(engine)) for name, engine in engines.items()}
+        self._contenders: dict[str, Contender] = {**own, **self._peers}
+        self._prompts = self._encode(engines[BASELINE])
+        self._prefill_len = min(settings.prefill_len, loaded.max_model_len - 2)
+
+    def _encode(self, engine: Engine) -> dict[str, tuple[list[int], int]]:
+        """Each prompt's token ids, and the number of tokens of its natural answer.
+
+        Everybody answers with as many: past its end token a model repeats itself, which drafters
+        guess too well.
+        """
+        params = SamplingParams(max_tokens=self._settings.max_tokens)
+        found = {}
+        for name, text in PROMPTS.items():
+            ids = engine.tokenizer.encode_chat([{"role": "user", "content": text}])
+            found[name] = ids, len(generate(engine, ids, params).tokens)
+        return found
 
     @property
-    def tokens_per_second(self) -> float:
-        return self.num_tokens / self.total_s
+    def num_items(self) -> int:
+        """Calls of `advance` per round."""
+        num_prefills = 1 + len(self._peers)
+        return 2 + len(self._contexts) + len(PROMPTS) * len(self._contenders) + num_prefills
+
+    def forget(self) -> None:
+        """Leave the steps so far out of the breakdown."""
+        for clock in self._clocks.values():
+            clock.steps.clear()
+
+    def round(self, index: int, advance: Advance, *, repeats: int) -> Round:
+        """Everything once; round 0 warms up."""
+        settings, where = self._settings, f"round {index}, "
+        advance(f"{where}bandwidth")
+        bandwidth = self._bandwidth.measure()
+        steps: dict[tuple[int, int], Sequence[StepTime]] = {}
+        for context in self._contexts:
+            advance(f"{where}steps at {context} tokens")
+            by_rows = self._steps.steps(context, settings.rows, repeats)
+            steps |= {(context, rows): times for rows, times in by_rows.items()}
+        advance(f"{where}{settings.num_streams} streams")
+        one_stream = self._steps.tokens_per_second(1, settings.stream_steps)
+        many_streams = self._steps.tokens_per_second(settings.num_streams, settings.stream_steps)
+        answers: dict[str, dict[str, Run]] = {}
+        for prompt, (ids, num_tokens) in self._prompts.items():
+            answers[prompt] = {}
+            for name, contender in self._contenders.items():
+                advance(f"{where}{prompt}: {name}")
+                answers[prompt][name] = contender(ids, num_tokens)
+        draw = random.Random(index).randrange
+        unseen = [draw(self._loaded.model.config.vocab_size) for _ in range(self._prefill_len)]
+        prefills = {}
+        for name in (BASELINE, *self._peers):
+            advance(f"{where}{self._prefill_len} tokens of prompt: {name}")
+            prefills[name] = self._contenders[name](unseen, 1)
+        return Round(bandwidth, steps, one_stream, many_streams, answers, prefills)
+
+    def report(self, rounds: Sequence[Round]) -> dict[str, Any]:
+        """All rounds summed up, ready for JSON."""
+        settings, floor = self._settings, self._floor
+        config, model = settings.config, self._loaded.model
+        bandwidths = [item.bandwidth for item in rounds]
+        cells = [
+            StepCell(*size, [item.steps[size] for item in rounds]).summary(floor, bandwidths)
+            for size in rounds[0].steps
+        ]
+        return {
+            "date": date.today().isoformat(),
+            "machine": machine(),
+            "target": {
+                "model": config.model,
+                "weights": resolve_precision(config.weights, model.device),
+                "kv": config.kv,
+                "backend": "native" if isinstance(model, NativeModel) else "torch",
+                "threads": self._bandwidth.num_threads,
+                "weight_bytes": floor.weight_bytes,
+                "kv_bytes_per_token": floor.kv_bytes,
+            },
+            "settings": {
+                "peers": list(settings.peers),
+                "node_budget": config.node_budget,
+                "max_tokens": settings.max_tokens,
+                "rounds": len(rounds),
+            },
+            "bandwidth": {
+                "bytes": settings.buffer_bytes,
+                "passes": PASSES,
+                "best": statistics.median(item.best for item in bandwidths),
+                "median": statistics.median(item.median for item in bandwidths),
+                "rounds": [asdict(item) for item in bandwidths],
+            },
+            "steps": cells,
+            "breakdown": {
+                name: breakdown([step for step in clock.steps if step.is_decode])
+                for name, clock in self._clocks.items()
+            },
+            "streams": stream_summary(settings.num_streams, rounds),
+            "prefill": prefill_summary(self._prefill_len, [item.prefills for item in rounds]),
+            "prompts": {
+                prompt: answer_summary([item.answers[prompt] for item in rounds])
+                for prompt in self._prompts
+            },
+        }
 
 
-Contender = Callable[[Sequence[int], int], Run]
-
-
-def measure(
-    *,
-    model: str,
-    weights: WeightPrecision,
-    node_budget: int,
-    peers: Sequence[str],
-    max_tokens: int,
-    rounds: int,
-) -> dict[str, Any]:
-    """Greedy answers to every prompt by every contender, `rounds` times in turn.
-
-    End to end, prompt included. Returns medians per (prompt, contender), the ratios that matter,
-    and what machine they are from. Raises UsageError for an unknown peer.
-    """
-    from rich.progress import Progress
-
-    for peer in peers:
-        if peer not in PEERS:
-            raise UsageError(f"unknown peer {peer!r}; choose from {', '.join(PEERS)}")
-    contenders, encode = _contenders(model, weights, node_budget, peers)
-    runs: dict[str, dict[str, list[Run]]] = {p: {c: [] for c in contenders} for p in PROMPTS}
-    with Progress(transient=True) as progress:
-        task = progress.add_task("measuring", total=(rounds + 1) * len(PROMPTS) * len(contenders))
-        for index in range(rounds + 1):
-            for prompt, text in PROMPTS.items():
-                ids = encode(text)
-                for name, contender in contenders.items():
-                    run = contender(ids, max_tokens)
-                    if index:  # the first round warms up
-                        runs[prompt][name].append(run)
-                    progress.advance(task)
+def stream_summary(num_streams: int, rounds: Sequence[Round]) -> dict[str, Any]:
+    """Tokens per second of one stream and of many together, and their ratio round by round."""
+    one, many = [r.one_stream for r in rounds], [r.many_streams for r in rounds]
     return {
-        "machine": _machine(weights),
-        "settings": {
-            "model": model,
-            "node_budget": node_budget,
-            "max_tokens": max_tokens,
-            "rounds": rounds,
-        },
-        "prompts": {prompt: _summary(by_name) for prompt, by_name in runs.items()},
+        "num_streams": num_streams,
+        "one": round(statistics.median(one), 1),
+        "many": round(statistics.median(many), 1),
+        "ratio": round(ratio_of_rounds(many, one), 2),
     }
 
 
-def _contenders(
-    model: str, weights: WeightPrecision, node_budget: int, peers: Sequence[str]
-) -> tuple[dict[str, Contender], Callable[[str], list[int]]]:
-    config = EngineConfig(model=model, weights=weights, prefix_cache=False)
-    loaded = load_model(config)
-    contenders: dict[str, Contender] = {}
-    for name, drafter in ((BASELINE, "none"), (DRAFTED, "ngram")):
-        engine = Engine(
-            EngineConfig(
-                model=model,
-                weights=weights,
-                drafter=drafter,
-                node_budget=node_budget,
-                prefix_cache=False,  # a prefix hit would make later rounds cheaper than the first
-                kv_memory_mib=512,
-            ),
-            loaded=loaded,
-        )
-        contenders[name] = _ours(engine)
-    if "transformers" in peers:
-        contenders["transformers"] = _transformers(model, loaded.eos_token_ids)
-    tokenizer = engine.tokenizer
-    return contenders, lambda text: tokenizer.encode_chat([{"role": "user", "content": text}])
-
-
-def _ours(engine: Engine) -> Contender:
-    def run(ids: Sequence[int], max_tokens: int) -> Run:
-        result = generate(engine, ids, SamplingParams(max_tokens=max_tokens))
-        return Run(len(result.tokens), result.total_s, result.stats.tokens_per_step)
-
-    return run
-
-
-def _transformers(model: str, eos_token_ids: Sequence[int]) -> Contender:
-    from transformers import AutoModelForCausalLM
-
-    peer = AutoModelForCausalLM.from_pretrained(checkpoints.resolve(model), dtype=torch.bfloat16)
-
-    def run(ids: Sequence[int], max_tokens: int) -> Run:
-        torch.set_num_threads(os.cpu_count() or 1)  # the engine's forward has threads of its own
-        started = time.perf_counter()
-        prompt = torch.tensor([list(ids)])
-        output = peer.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=max_tokens,
-            do_sample=False,
-            eos_token_id=list(eos_token_ids),
-            pad_token_id=eos_token_ids[0],
-        )
-        total_s = time.perf_counter() - started
-        torch.set_num_threads(1)
-        return Run(output.shape[1] - len(ids), total_s, 1.0)
-
-    return run
-
-
-def _summary(by_name: dict[str, list[Run]]) -> dict[str, Any]:
-    """Medians, spreads and ratios; a ratio is the median over rounds of that round's ratio."""
-    speeds = {name: [run.tokens_per_second for run in runs] for name, runs in by_name.items()}
-
-    def ratio(side: str, other: str) -> float:
-        pairs = zip(speeds[side], speeds[other], strict=True)
-        return round(statistics.median(a / b for a, b in pairs), 2)
-
+def prefill_summary(num_tokens: int, rounds: Sequence[Mapping[str, Run]]) -> dict[str, Any]:
+    """Seconds to the first token after a prompt nobody has seen; ratios are speeds, ours first."""
+    seconds = {name: [item[name].total_s for item in rounds] for name in rounds[0]}
     return {
+        "num_tokens": num_tokens,
+        "seconds": {name: round(statistics.median(values), 4) for name, values in seconds.items()},
+        "ratios": {
+            f"{BASELINE} / {name}": round(ratio_of_rounds(values, seconds[BASELINE]), 2)
+            for name, values in seconds.items()
+            if name != BASELINE
+        },
+    }
+
+
+def answer_summary(rounds: Sequence[Mapping[str, Run]]) -> dict[str, Any]:
+    """Medians, spreads and ratios of one prompt's answers.
+
+    A ratio is the median over rounds of that round's ratio of speeds. `num_equal` counts tokens
+    before an answer parts from ours without drafts.
+    """
+    speeds = {name: [item[name].tokens_per_second for item in rounds] for name in rounds[0]}
+    first = rounds[0]
+    pairs = [(DRAFTED, BASELINE)]
+    for peer in first:
+        if peer not in (BASELINE, DRAFTED):
+            pairs += [(BASELINE, peer), (DRAFTED, peer)]
+    return {
+        "num_tokens": len(first[BASELINE].token_ids),
         "contenders": {
             name: {
                 "tokens_per_second": round(statistics.median(values), 1),
                 "min": round(min(values), 1),
                 "max": round(max(values), 1),
-                "num_tokens": by_name[name][0].num_tokens,
-                "tokens_per_step": round(by_name[name][0].tokens_per_step, 2),
-                "runs": [asdict(run) for run in by_name[name]],
+                "tokens_per_step": round(first[name].tokens_per_step, 2),
+                "num_equal": num_equal(first[name].token_ids, first[BASELINE].token_ids),
+                "seconds": [round(item[name].total_s, 5) for item in rounds],
             }
             for name, values in speeds.items()
         },
         "ratios": {
-            f"{DRAFTED} / {BASELINE}": ratio(DRAFTED, BASELINE),
-            **{
-                f"{BASELINE} / {peer}": ratio(BASELINE, peer)
-                for peer in speeds
-                if peer not in (BASELINE, DRAFTED)
-            },
+            f"{side} / {other}": round(ratio_of_rounds(speeds[side], speeds[other]), 2)
+            for side, other in pairs
         },
     }
 
 
-def _machine(weights: WeightPrecision) -> dict[str, Any]:
+def machine() -> dict[str, Any]:
+    """What the numbers are from."""
     return {
-        "processor": platform.machine(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
         "capability": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-        "weights": resolve_precision(weights, torch.device("cpu")),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("specdec-server", "torch")},
     }
 
 
-def render(report: dict[str, Any]) -> str:
-    """The report as a table and its ratios."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("prompt", "contender", "tokens/s", "min-max", "tokens", "tokens/step")
-    lines = []
-    for prompt, summary in report["prompts"].items():
-        for name, row in summary["contenders"].items():
-            spread = f"{row['min']}-{row['max']}"
-            speed, steps = str(row["tokens_per_second"]), str(row["tokens_per_step"])
-            table.add_row(prompt, name, speed, spread, str(row["num_tokens"]), steps)
-        lines += [f"{prompt}: {name} = {value}x" for name, value in summary["ratios"].items()]
-    console = Console(width=100)
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get() + "\n".join(lines)
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()

@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -130,11 +131,9 @@ def load(cache: Path, on_compile: Callable[[], None] = lambda: None) -> ctypes.C
     Compiling takes several seconds; `on_compile` is called before. Raises NativeUnavailable.
     Example: `load(Path("~/.cache/specdec/native").expanduser())`.
     """
-    compiler = os.environ.get("CXX") or next(filter(shutil.which, COMPILERS), None)
-    if compiler is None:
-        raise NativeUnavailable(f"no C++ compiler found ({', '.join(COMPILERS)}, or set CXX)")
-    file = cache / f"specdec-{_digest(compiler)}.so"
-    if not file.exists():
+    file = cache / f"specdec-{_digest()}.so"
+    if not _is_whole(file):
+        compiler = _compiler()
         on_compile()
         _compile(compiler, file)
     try:
@@ -168,35 +167,55 @@ def load(cache: Path, on_compile: Callable[[], None] = lambda: None) -> ctypes.C
         pack.restype = None
     for number, struct in enumerate((CLinear, CLayer, CModel, CCache, CSegment, CStep)):
         if library.specdec_struct_bytes(number) != ctypes.sizeof(struct):
-            raise NativeUnavailable(f"{compiler} lays out {struct.__name__} in another way")
+            raise NativeUnavailable(f"{file} lays out {struct.__name__} in another way")
     return library
 
 
-def _digest(compiler: str) -> str:
-    """A name for the sources, the compiler and the processor that -march=native means."""
-    digest = hashlib.sha256(" ".join((compiler, *FLAGS, platform.machine())).encode())
-    for source in sorted(SOURCES.iterdir()):
+def _compiler() -> list[str]:
+    """The command that compiles C++: $CXX or the first of COMPILERS."""
+    command = shlex.split(os.environ.get("CXX", "")) or [next(filter(shutil.which, COMPILERS), "")]
+    if not shutil.which(command[0]):
+        wanted = command[0] or ", ".join(COMPILERS)
+        raise NativeUnavailable(f"no C++ compiler found ({wanted}); install one or set CXX")
+    return command
+
+
+def _digest() -> str:
+    """A name for the sources and for the processor that -march=native means."""
+    digest = hashlib.sha256(" ".join((*FLAGS, platform.machine())).encode())
+    for source in sorted(SOURCES.glob("*.?pp")):
         digest.update(source.read_bytes())
     try:
-        digest.update(Path(shutil.which(compiler) or compiler).resolve().as_posix().encode())
-        cpu = Path("/proc/cpuinfo").read_text()
-        digest.update(next((x for x in cpu.splitlines() if x.startswith("flags")), "").encode())
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        digest.update(platform.processor().encode())
+        lines = [f"flags {platform.processor()}"]
+    for start in ("model name", "flags", "CPU part", "Features"):  # x86 and ARM
+        digest.update(next((line for line in lines if line.startswith(start)), "").encode())
     return digest.hexdigest()[:16]
 
 
-def _compile(compiler: str, file: Path) -> None:
+def _is_whole(file: Path) -> bool:
+    """Whether a library is there as `_compile` left it: loading half a one kills the process."""
+    try:
+        contents = file.read_bytes()
+    except OSError:
+        return False
+    return contents[-32:] == hashlib.sha256(contents[:-32]).digest()
+
+
+def _compile(compiler: list[str], file: Path) -> None:
     """Compile beside `file` and move into place: processes may do so at once."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=file.parent) as folder:
             output = Path(folder) / file.name
-            command = [compiler, *FLAGS, str(SOURCES / "forward.cpp"), "-o", str(output)]
+            command = [*compiler, *FLAGS, str(SOURCES / "forward.cpp"), "-o", str(output)]
             result = subprocess.run(command, capture_output=True, text=True)
             if result.returncode:
                 first = next((x for x in result.stderr.splitlines() if "error" in x), "no message")
-                raise NativeUnavailable(f"{compiler} failed: {first}")
+                raise NativeUnavailable(f"{compiler[0]} failed: {first}")
+            with output.open("ab") as library:  # what follows the sections is not loaded
+                library.write(hashlib.sha256(output.read_bytes()).digest())
             os.replace(output, file)
     except OSError as error:
         raise NativeUnavailable(f"cannot compile into {file.parent}: {error}") from error

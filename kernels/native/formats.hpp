@@ -156,6 +156,8 @@ struct Integers : BF16Rows<true> {
     }
 };
 
+constexpr float FP16_MAX = 65504.0f;
+
 // 8-bit weights w = scale * q, q in -127..127 (the values of GGUF's Q8_0).
 struct Record8 {
     int8_t bytes[GROUP / 2][LANES][2];
@@ -164,7 +166,7 @@ struct Record8 {
     void pack(const float *w, int lane) {
         float most = 0;
         for (int j = 0; j < GROUP; j++) most = std::fmax(most, std::fabs(w[j]));
-        scales[lane] = to_fp16(most / 127.0f);
+        scales[lane] = to_fp16(std::fmin(most / 127.0f, FP16_MAX));
         const float scale = from_fp16(scales[lane]);
         for (int j = 0; j < GROUP; j++) {
             const float q = scale > 0 ? std::nearbyint(w[j] / scale) : 0.0f;
@@ -214,8 +216,8 @@ struct Record4 {
             low = std::fmin(low, w[j]);
             high = std::fmax(high, w[j]);
         }
-        scales[lane] = to_fp16((high - low) / 15.0f);
-        leasts[lane] = to_fp16(low);
+        scales[lane] = to_fp16(std::fmin((high - low) / 15.0f, FP16_MAX));
+        leasts[lane] = to_fp16(std::fmin(std::fmax(low, -FP16_MAX), FP16_MAX));
         const float scale = from_fp16(scales[lane]), least = from_fp16(leasts[lane]);
         for (int j = 0; j < GROUP; j++) {
             const float q = scale > 0 ? std::nearbyint((w[j] - least) / scale) : 0.0f;

@@ -13,7 +13,7 @@ public:
     void reserve(int rows, int columns) {
         width = padded(columns, GROUP);
         const size_t needed = (size_t)rows * width + LANES;
-        if (memory.size() < needed) memory.resize(needed);
+        if (memory.size() < needed) memory.assign(needed, 0.0f);  // the padding stays zero
     }
 
     float *row(int i) {

@@ -58,10 +58,13 @@ public:
                 return;
             case KVFormat::q8: {
                 float most = 0;
-                for (int d = 0; d < dim; d++) most = std::fmax(most, std::fabs(x[d]));
-                const float inverse = most > 0 ? 127.0f / most : 0.0f;
+                for (int d = 0; d < dim; d++)  // a NaN stays
+                    if (std::fabs(x[d]) > most || x[d] != x[d]) most = std::fabs(x[d]);
+                const bool is_normal = most >= 1e-35f && most < __builtin_inff();
+                const float inverse = is_normal ? 127.0f / most : 0.0f;
                 for (int d = 0; d < dim; d++)
-                    ((int8_t *)to.data)[at(key, d)] = (int8_t)std::nearbyint(x[d] * inverse);
+                    ((int8_t *)to.data)[at(key, d)] =
+                        is_normal ? (int8_t)std::nearbyint(x[d] * inverse) : 0;
                 to.scales[key] = most / 127.0f;
             }
         }
