@@ -15,18 +15,29 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from specdec.kernels import native_library
 from tests.server.conftest import make_folder
 from tests.server.test_real_engine import add_weights
+from tests.toy import compiled_native
 
 PROMPT = "abcabcabcabcabc"
 COMMAND = (sys.executable, "-P", "-m", "specdec.cli")
-QUICK = ("--threads", "1", "--kv-memory-mib", "8", "--max-tokens", "40")
+# In fp32 the toy's tokens are the same on every processor.
+QUICK = ("--threads", "1", "--kv-memory-mib", "8", "--max-tokens", "40", "--weights", "fp32")
 ESCAPE = re.compile(r"\x1b\[[\d;]*m")
+
+
+def without_notice(stderr: str) -> str:
+    """What was said besides that the native forward is not used here, if it is not."""
+    return re.sub(r"\Aspecdec: using PyTorch's .*\n", "", stderr)
 
 
 @dataclass(frozen=True)
 class Shell:
-    """Runs the command line in an empty folder, with an empty cache and a toy checkpoint."""
+    """Runs the command line in a folder of its own, with a toy checkpoint.
+
+    The folder is the cache, too, and holds nothing but the compiled native forward.
+    """
 
     model: Path
     home: Path
@@ -54,7 +65,7 @@ class Shell:
         done = self.run(
             *("generate", "--json", "--model", str(self.model), *QUICK, *arguments), stdin=stdin
         )
-        assert (done.returncode, done.stderr) == (0, "")
+        assert (done.returncode, without_notice(done.stderr)) == (0, "")
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
 
@@ -83,7 +94,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     weights = load_file(folder / "model.safetensors")
     for name, weight in weights.items():
         if "o_proj" in name or "down_proj" in name:
-            weight *= 0.15  # the nearer to 0, the more a token is followed by itself
+            weight *= 0.1  # the nearer to 0, the more a token is followed by itself
     save_file(weights, folder / "model.safetensors")
     return folder
 
@@ -91,6 +102,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def shell(model: Path, tmp_path: Path) -> Shell:
     (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "native").symlink_to(compiled_native())
     return Shell(model, tmp_path / "home")
 
 
@@ -102,7 +114,7 @@ def check_refusal(shell: Shell, arguments: str, words: str, exit_code: int, **mo
     assert done.returncode == exit_code, done
     assert re.fullmatch(rf"specdec: .*{words}.*\n", done.stderr), done.stderr
     assert done.stdout == ""
-    assert list(shell.home.iterdir()) == []
+    assert [path.name for path in shell.home.iterdir()] == ["native"]
 
 
 @pytest.mark.parametrize(
@@ -114,6 +126,11 @@ def check_refusal(shell: Shell, arguments: str, words: str, exit_code: int, **mo
         ("generate --file /", "cannot read /: Is a directory"),
         ("generate --node-budget -1 x", "node budget must be between 0 and 255, not -1"),
         ("generate --threads 100000 x", "threads must be at most"),
+        ("generate --weights int3 x", "unknown weights 'int3'; choose from auto, bf16"),
+        ("generate --kv fp8 x", "an fp8 KV cache needs a GPU; use --kv auto"),
+        ("generate --backend torch --weights int4 x", "int4 weights are served on a CPU by"),
+        ("generate --device cuda --backend native x", "the native backend is a CPU's"),
+        ("serve --backend onnx", "unknown backend 'onnx'; choose from auto, native, torch"),
         ("generate --logprobs 2 x", "--logprobs needs --json"),
         ("generate --temperature nan x", "temperature must be at least 0 .*not nan"),
         ("generate --temperature inf x", "temperature must be at least 0 .*not inf"),
@@ -187,7 +204,7 @@ def test_info(shell: Shell) -> None:
     facts = json.loads(shell.run("info", "--json").stdout)
     assert facts["devices"][0] == "cpu"
     assert {"none", "ngram"} <= set(facts["drafters"])
-    assert facts["default_dtype"] in ("bfloat16", "float32")
+    assert facts["default_weights"] in ("bf16", "fp32")
     assert facts["cache"] == str(shell.home)
     assert {"specdec-server", "torch", "python"} <= set(facts["versions"])
 
@@ -239,6 +256,35 @@ def test_raw_and_seed(shell: Shell) -> None:
     assert drawn[0]["seed"] == 5
 
 
+def test_backends_and_precisions(shell: Shell) -> None:
+    """In fp32 both backends choose the same tokens: the toy's logits lie far enough apart."""
+    try:
+        native_library.load(compiled_native())
+    except native_library.NativeUnavailable as reason:
+        pytest.skip(str(reason))
+    answers = [shell.generate(PROMPT, "--backend", name) for name in ("native", "torch")]
+    assert answers[0]["token_ids"] == answers[1]["token_ids"]
+    rounded = [
+        shell.generate(PROMPT, "--weights", "int4", "--kv", "int8", "--drafter", drafter)
+        for drafter in ("none", "ngram")
+    ]
+    assert rounded[0]["token_ids"] == rounded[1]["token_ids"]
+
+
+def test_without_a_compiler_it_is_pytorch(shell: Shell) -> None:
+    """In one line of warning; what PyTorch cannot do either is refused."""
+    (shell.home / "native").unlink()
+    generate = ("generate", "--model", str(shell.model), *QUICK, "--raw", PROMPT)
+    done = shell.run(*generate, CXX="no-such-compiler")
+    assert done.returncode == 0 and done.stdout
+    *_, last = done.stderr.splitlines()
+    assert re.fullmatch("specdec: using PyTorch's .*no-such-compiler.*", last)
+    done = shell.run(*generate, "--kv", "int8", CXX="no-such-compiler")
+    assert (done.returncode, done.stdout) == (2, "")
+    *_, last = done.stderr.splitlines()
+    assert re.fullmatch("specdec: the native CPU forward is needed .*no-such-compiler.*", last)
+
+
 def test_accepted_draft_tokens_are_coloured_on_a_terminal(shell: Shell) -> None:
     arguments = ("generate", "--model", str(shell.model), *QUICK, PROMPT)
     piped = shell.run(*arguments).stdout
@@ -264,5 +310,5 @@ def test_a_closed_pipe_is_quiet(shell: Shell, arguments: str) -> None:
         env=shell.environment(),
     )
     os.close(theirs)
-    assert done.stderr == ""
+    assert without_notice(done.stderr) == ""
     assert done.returncode in (1, 141), "by typer, or by us when the buffer is written at the end"

@@ -16,7 +16,9 @@ from tests.toy import toy_engine
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("dtype", "int3", "auto, bf16, fp16, fp32"),
+        ("weights", "int3", "auto, bf16, fp16, fp32, int8, int4"),
+        ("kv", "int3", "auto, bf16, fp32, int8, fp8"),
+        ("backend", "onnx", "auto, native, torch"),
         ("verification", "hopeful", "coupled, rejection, typical"),
         ("node_budget", -1, "between 0 and 255, not -1"),
         ("node_budget", MAX_NODE_BUDGET + 1, "not 256"),
@@ -91,11 +93,54 @@ def test_a_kv_cache_beyond_memory_is_refused() -> None:
         toy_engine(kv_memory_mib=10**10)
 
 
-@pytest.mark.parametrize("device", ["cpu", "cpu:0"])
-def test_an_fp8_cache_needs_a_gpu(device: str) -> None:
-    """The reference writes fp32: an index of the CPU once got past this check."""
-    with pytest.raises(UsageError, match="fp8 KV cache needs a GPU"):
-        EngineConfig(device=device, kv_dtype="fp8")
-    assert EngineConfig(device="cuda", kv_dtype="fp8").kv_dtype == "fp8"
-    with pytest.raises(UsageError, match="unknown KV dtype 'int3'; choose from auto, fp8"):
-        EngineConfig(kv_dtype="int3")  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        # The reference writes fp32: an index of the CPU once got past this check.
+        *(({"device": d, "kv": "fp8"}, "fp8 KV cache needs a GPU") for d in ("cpu", "cpu:0")),
+        ({"backend": "torch", "kv": "fp8"}, "fp8 KV cache needs a GPU"),
+        *(
+            ({"device": device, "weights": weights}, f"{weights} weights are served on a CPU only")
+            for device in ("cuda", "cuda:1")
+            for weights in ("int8", "int4")
+        ),
+        *(
+            ({"device": "cuda", "kv": kv}, f"an {kv} KV cache is served on a CPU only")
+            for kv in ("int8", "fp32")
+        ),
+        ({"device": "cuda", "backend": "native"}, "the native backend is a CPU's"),
+        *(
+            (
+                {"backend": "torch", "weights": weights},
+                f"{weights} weights are served on a CPU by --backend native only",
+            )
+            for weights in ("int8", "int4")
+        ),
+        *(
+            (
+                {"backend": "torch", "kv": kv},
+                f"an {kv} KV cache is served on a CPU by --backend native only",
+            )
+            for kv in ("int8", "bf16")
+        ),
+    ],
+)
+def test_what_a_device_or_backend_does_not_have(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says) as caught:
+        EngineConfig(**settings)
+    assert "; " in str(caught.value), "and what to do"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"device": "cuda", "weights": "fp16", "kv": "fp8"},
+        {"device": "cuda", "weights": "bf16", "kv": "bf16", "backend": "torch"},
+        {"device": "cpu:0", "weights": "int4", "kv": "int8", "backend": "native"},
+        {"weights": "int8", "kv": "bf16"},
+        {"weights": "bf16", "kv": "fp32", "backend": "torch"},
+    ],
+)
+def test_precisions_that_go_together(settings: dict[str, Any]) -> None:
+    config = EngineConfig(**settings)
+    assert {name: getattr(config, name) for name in settings} == settings

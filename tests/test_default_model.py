@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,18 +11,19 @@ import pytest
 import torch
 
 from specdec import checkpoints
-from specdec.config import DEFAULT_MODEL, EngineConfig
+from specdec.config import DEFAULT_MODEL, Backend, EngineConfig
 from specdec.drafting import Drafter
 from specdec.engine import Engine
 from specdec.errors import CheckpointError
 from specdec.loading import LoadedModel, load_model
+from specdec.native_model import NativeModel
 from specdec.params import SamplingParams
 from specdec.plan import StepPlan
 from specdec.request import Request
+from specdec.tokenizer import Tokenizer
 from tests.toy import TruthDrafter, check_pool
 
 MAX_LEN = 256
-SMALLEST_KV_MIB = 12  # one context of MAX_LEN tokens
 QUESTIONS = (
     "What is the capital of France?",
     "Write a haiku about the sea.",
@@ -46,31 +48,41 @@ QUESTIONS = (
 )
 
 
-@pytest.fixture(scope="module")
-def two_threads() -> Iterator[None]:
-    """This model, unlike the toy ones, is large enough for them; set before a model is loaded."""
+@pytest.fixture(scope="module", autouse=True)
+def _torch_threads() -> Iterator[None]:
+    """Loading and `make_engine` set their number; what comes after this module wants its own."""
     before = torch.get_num_threads()
-    torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
-def folder(two_threads: None) -> Path:
+def folder() -> Path:
     try:
         return checkpoints.resolve(DEFAULT_MODEL)
     except CheckpointError as error:
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="module")
-def fp32_model(folder: Path) -> LoadedModel:
-    return load_model(EngineConfig(model=str(folder), dtype="fp32", max_model_len=MAX_LEN))
+@pytest.fixture(scope="module", params=["auto"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """The default one; a test may ask for others."""
+    chosen: Backend = request.param
+    return chosen
 
 
 @pytest.fixture(scope="module")
-def default_model(folder: Path) -> LoadedModel:
-    return load_model(EngineConfig(model=str(folder), max_model_len=MAX_LEN))
+def fp32_model(folder: Path, backend: Backend) -> LoadedModel:
+    return load(folder, backend=backend, weights="fp32")
+
+
+@pytest.fixture(scope="module")
+def default_model(folder: Path, backend: Backend) -> LoadedModel:
+    return load(folder, backend=backend)
+
+
+def load(folder: Path, **settings: Any) -> LoadedModel:
+    return load_model(EngineConfig(model=str(folder), max_model_len=MAX_LEN, **settings))
 
 
 def chat_ids(model: LoadedModel, question: str, system: str | None = None) -> tuple[int, ...]:
@@ -81,9 +93,18 @@ def chat_ids(model: LoadedModel, question: str, system: str | None = None) -> tu
 
 def make_engine(model: LoadedModel, drafter: Drafter | str, **settings: Any) -> Engine:
     settings = {"kv_memory_mib": 256, **settings}
+    # PyTorch's bits hold for one number of threads; the native forward has threads of its own.
+    torch.set_num_threads(1 if isinstance(model.model, NativeModel) else 2)
     if isinstance(drafter, str):
         return Engine(EngineConfig(drafter=drafter, **settings), loaded=model)
     return Engine(EngineConfig(**settings), loaded=model, drafter=drafter)
+
+
+def smallest_kv_mib(model: LoadedModel) -> int:
+    """A KV cache that holds one context of MAX_LEN tokens, and hardly more."""
+    block_size = EngineConfig().block_size
+    num_bytes = MAX_LEN // block_size * model.model.kv_bytes_per_block("auto", block_size)
+    return -(-num_bytes // 2**20)
 
 
 def run(engine: Engine, requests: Sequence[Request]) -> None:
@@ -99,12 +120,16 @@ def run(engine: Engine, requests: Sequence[Request]) -> None:
 
 
 @pytest.fixture(scope="module")
-def transformers_answers(folder: Path, fp32_model: LoadedModel) -> list[list[int]]:
+def transformers_answers(folder: Path) -> list[list[int]]:
     """Greedy answers to QUESTIONS by `generate`, in fp32, each up to its end token."""
     from transformers import AutoModelForCausalLM
 
-    prompts = [chat_ids(fp32_model, question) for question in QUESTIONS]
-    (eos,) = fp32_model.eos_token_ids
+    torch.set_num_threads(2)
+    tokenizer = Tokenizer.load(folder)
+    prompts = [
+        tokenizer.encode_chat([{"role": "user", "content": question}]) for question in QUESTIONS
+    ]
+    (eos,) = tokenizer.eos_token_ids
     longest = max(map(len, prompts))
     ids = torch.tensor(
         [[eos] * (longest - len(p)) + list(p) for p in prompts]
@@ -121,7 +146,11 @@ def _up_to(eos: int, token_ids: list[int]) -> list[int]:
     return token_ids[: token_ids.index(eos) + 1] if eos in token_ids else token_ids
 
 
-@pytest.mark.parametrize("drafter", ["none", "ngram"])
+@pytest.mark.parametrize(
+    ("backend", "drafter"),
+    [("auto", "none"), ("auto", "ngram"), ("torch", "ngram")],
+    indirect=["backend"],
+)
 def test_greedy_answers_are_those_of_transformers(
     fp32_model: LoadedModel, transformers_answers: list[list[int]], drafter: str
 ) -> None:
@@ -139,7 +168,7 @@ def test_greedy_answers_are_those_of_transformers(
     assert drafter == "none" or sum(r.stats.num_accepted for r in requests) > 100
 
 
-# --- lossless in the default dtype ---
+# --- lossless in the default precision ---
 
 SYSTEM = (
     "You are a careful assistant. You answer briefly, you say when you do not know, you never"
@@ -200,21 +229,24 @@ def test_alone(default_model: LoadedModel, plain: Answers, drafter: str) -> None
     assert sum(r.stats.num_accepted for r in requests) > 20
 
 
-@pytest.mark.parametrize("drafter", ["none", "ngram", "truth"])
-@pytest.mark.parametrize("kv_memory_mib", [256, SMALLEST_KV_MIB])
-def test_together(
-    default_model: LoadedModel, plain: Answers, drafter: str, kv_memory_mib: int
-) -> None:
+@pytest.mark.parametrize(
+    ("backend", "drafter", "is_small"),
+    [
+        *itertools.product(["auto"], ["none", "ngram", "truth"], [False, True]),
+        ("torch", "truth", True),
+    ],
+    indirect=["backend"],
+)
+def test_together(default_model: LoadedModel, plain: Answers, drafter: str, is_small: bool) -> None:
     """Chunked prompts, prefix hits, an abort, and in the smallest KV cache also preemption."""
     engine = make_engine(
         default_model,
         drafter_named(drafter, plain, default_model),
         token_budget=48,
-        kv_memory_mib=kv_memory_mib,
+        kv_memory_mib=smallest_kv_mib(default_model) if is_small else 256,
     )
     requests = asked(default_model)
     gone = requests[3]
-    is_small = kv_memory_mib == SMALLEST_KV_MIB
     late = 0 if is_small else 9  # late enough to find the system message in the prefix cache
     arrivals = [*[0] * 5, *[late] * 3]
     plans = recorded_plans(engine)

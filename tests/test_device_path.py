@@ -13,13 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.cuda_graphs import Step
+from specdec.cuda_graphs import Recorder, Step
 from specdec.device_forward import DeviceForward
 from specdec.device_verifier import DeviceVerifier, _rows
 from specdec.kernels.batch import Batch
 from specdec.kernels.tree_walk import tree_walk
 from specdec.kv_cache import KVCache
 from specdec.loading import LoadedModel
+from specdec.model import TargetModel
 from specdec.model_runner import ModelRunner
 from specdec.params import SamplingParams
 from specdec.plan import DecodeStep, PrefillChunk, StepPlan
@@ -171,6 +172,13 @@ def test_columns_of_the_nodes_are_aligned(num_guesses: int) -> None:
 # --- logits ---
 
 
+def device_forward(
+    loaded: LoadedModel, kv_cache: KVCache, recorder: Recorder | None = None
+) -> DeviceForward:
+    assert isinstance(loaded.model, TargetModel)
+    return DeviceForward(loaded.model, kv_cache, recorder)
+
+
 class Session:
     """One request over a cache of its own; `step` gives the logits of a tree's nodes."""
 
@@ -233,7 +241,7 @@ def test_a_token_has_the_same_logits_however_it_is_computed() -> None:
 
 
 def test_rows_are_padded_to_the_pinned_number() -> None:
-    forward = DeviceForward(toy_device_model().model, Session(toy_device_model(), [1]).kv_cache)
+    forward = device_forward(toy_device_model(), Session(toy_device_model(), [1]).kv_cache)
     session = Session(toy_device_model(), [1, 2, 3])
     plan = StepPlan((PrefillChunk(session.request, 0, 2),), (DecodeStep(session.request, 0),))
     batch = session.runner.pack(plan, [DraftTree.root_only(3)])
@@ -244,7 +252,7 @@ def test_rows_are_padded_to_the_pinned_number() -> None:
     assert sizes.shape.is_deterministic
     star = forward._rehearsal(3, 9, num_logits=3, is_tree=True)
     assert forward.sizes(star).num_tails == 4
-    fast = DeviceForward(toy_device_model(is_deterministic=False).model, session.kv_cache)
+    fast = device_forward(toy_device_model(is_deterministic=False), session.kv_cache)
     sizes = fast.sizes(batch)
     assert (sizes.num_rows, sizes.num_logits) == (4, 1)
     assert not sizes.shape.is_deterministic
@@ -268,7 +276,7 @@ def test_a_lone_stream_finds_its_steps_recorded(is_deterministic: bool) -> None:
     loaded = toy_device_model(is_deterministic=is_deterministic)
     session, ledger = Session(loaded, [1, 2, 3, 4, 5]), Ledger()
     session.kv_cache.data.zero_()  # as it is when an engine starts
-    forward = DeviceForward(loaded.model, session.kv_cache, ledger)
+    forward = device_forward(loaded, session.kv_cache, ledger)
     with (
         patch.object(session.kv_cache, "move", wraps=session.kv_cache.move) as move,
         patch.object(forward, "_rehearsal", wraps=forward._rehearsal) as rehearsal,
@@ -290,7 +298,7 @@ def test_a_lone_stream_finds_its_steps_recorded(is_deterministic: bool) -> None:
 def test_a_step_of_many_rows_is_launched_unrecorded() -> None:
     """More rows than are worth a recording; the logits are those of the decode step alone."""
     session, ledger = Session(toy_device_model(), [1, 2, 3]), Ledger()
-    forward = DeviceForward(toy_device_model().model, session.kv_cache, ledger)
+    forward = device_forward(toy_device_model(), session.kv_cache, ledger)
     plan = StepPlan((PrefillChunk(session.request, 0, 2),), (DecodeStep(session.request, 0),))
     batch = session.runner.pack(plan, [DraftTree.root_only(3)])
     recorded = forward(batch).clone()
@@ -311,7 +319,7 @@ def test_an_engine_starts_with_its_kernels_compiled() -> None:
         engine = toy_engine(model=model, node_budget=6)
     forward.assert_called_once_with(6, engine.config.token_budget)
     (logits,) = verifier.call_args.args
-    assert logits.shape == (1, engine.vocab_size) and logits.dtype == model.model.weights.dtype
+    assert logits.shape == (1, engine.vocab_size) and logits.dtype == torch.float32
     with patch("specdec.device_verifier.tree_walk", wraps=tree_walk) as walk:
         engine._verifier.warm_up(logits)
     assert walk.call_count == 1
@@ -319,8 +327,8 @@ def test_an_engine_starts_with_its_kernels_compiled() -> None:
 
 def test_a_runner_on_a_gpu_is_warmed_up() -> None:
     for kind, is_due in (("cuda", True), ("cpu", False)):
-        kv_cache = SimpleNamespace(data=SimpleNamespace(device=torch.device(kind)))
-        runner = ModelRunner(toy_device_model().model, kv_cache)  # type: ignore[arg-type]
+        kv_cache = SimpleNamespace(device=torch.device(kind))
+        runner = ModelRunner(toy_device_model().model, kv_cache)
         on_device = Mock()
         runner.__dict__["_on_device"] = on_device
         runner.warm_up(6, 64)

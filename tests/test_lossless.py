@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -14,10 +14,14 @@ from torch import Tensor
 from specdec import verification
 from specdec.drafting import Drafter
 from specdec.params import SamplingParams
+from specdec.plan import StepPlan
 from specdec.request import Request, RequestOutput
 from specdec.sampling import Sampler
+from specdec.scheduler import Scheduler
 from specdec.tree import DraftTree
-from tests.toy import ALPHABET, EOS, TruthDrafter, check_pool, run_all, toy_engine
+from tests.toy import ALPHABET, EOS, Form, TruthDrafter, check_pool, run_all, toy_engine
+
+pytestmark = pytest.mark.usefixtures("backend")
 
 VOCAB = len(ALPHABET)
 tokens = st.integers(0, VOCAB - 1)
@@ -203,6 +207,45 @@ def test_a_biased_verifier_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(verification._RULES, "coupled", biased)
     with pytest.raises(AssertionError):
         check_fixed_mix()
+
+
+PRECISIONS = [
+    Form("native", "bf16", "bf16"),
+    Form("native", "bf16", "int8"),
+    Form("native", "int8", "bf16"),
+    Form("native", "int4", "int8"),
+]
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram", "truth"])
+@pytest.mark.parametrize("backend", PRECISIONS, indirect=True, ids=str)
+def test_so_it_is_in_every_precision(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target then is the rounded model; that it is one function of the path does not change."""
+    plans: list[StepPlan] = []
+    make_plan = Scheduler.plan
+
+    def plan(self: Scheduler, budgets: Mapping[str, int]) -> StepPlan:
+        plans.append(make_plan(self, budgets))
+        return plans[-1]
+
+    monkeypatch.setattr(Scheduler, "plan", plan)
+    drawn = SamplingParams(max_tokens=40, temperature=1.0, seed=7, ignore_eos=True, logprobs=2)
+    greedy = dataclasses.replace(drawn, temperature=0.0)
+    mix = [
+        Arrival(shared_prefix, drawn, 0, 0, None),
+        Arrival((5, 8, 2) * 8, greedy, 0, 1, None),
+        Arrival(shared_prefix[:40], greedy, 3, 0, None),
+        Arrival((9,), drawn, 4, 1, 9),
+        Arrival(shared_prefix[:33], drawn, 30, 1, None),
+    ]
+    for token_budget, num_blocks in ((23, 10), (256, 80)):
+        check_mix(mix, drafter, 20, token_budget, num_blocks, 8, True, seed=3)
+    chunks = [chunk for plan in plans for chunk in plan.prefill_chunks]
+    assert any(plan.preempted for plan in plans)
+    assert any(chunk.request.num_prefix_hit > 0 for chunk in chunks)
+    assert any(chunk.start > chunk.request.num_prefix_hit for chunk in chunks)
+    steps = [step for plan in plans for step in plan.decode_steps]
+    assert drafter == "none" or any(step.request.stats.num_accepted > 0 for step in steps)
 
 
 def test_branches_are_accepted_and_moved() -> None:

@@ -15,17 +15,16 @@ import torch
 from torch import Tensor
 
 from specdec import checkpoints
-from specdec.config import EngineConfig
-from specdec.kv_cache import KVCache
-from specdec.loading import load_model
-from specdec.model import TargetModel
+from specdec.config import Backend, EngineConfig
+from specdec.loading import load_model, load_target
 from specdec.model_config import ModelConfig
 from specdec.model_runner import ModelRunner
 from specdec.params import SamplingParams
 from specdec.plan import DecodeStep, PrefillChunk, StepPlan
 from specdec.request import Request
+from specdec.target import Target
 from specdec.tree import ROOT_SOURCE, DraftTree
-from specdec.weights import ModelWeights
+from tests.toy import Form
 
 VOCAB = 90
 BLOCK = 16
@@ -143,11 +142,10 @@ def rewrite_in_old_style(folder: Path, fields: dict[str, Any]) -> None:
     path.write_text(json.dumps(config))
 
 
-def load(folder: Path) -> TargetModel:
-    config = ModelConfig.from_checkpoint(checkpoints.load_config(folder))
-    source = checkpoints.open_weights(folder)
-    weights = ModelWeights.load(config, source, torch.float32, torch.device("cpu"))
-    return TargetModel(config, weights, MAX_LEN)
+def load(folder: Path, backend: Backend = "torch") -> Target:
+    shape = ModelConfig.from_checkpoint(checkpoints.load_config(folder))
+    config = EngineConfig(weights="fp32", backend=backend, threads=1)
+    return load_target(config, shape, checkpoints.open_weights(folder), MAX_LEN)
 
 
 class Expected:
@@ -173,17 +171,8 @@ class Expected:
 class Session:
     """One request driven by hand beside a neighbour, over a scattered block table."""
 
-    def __init__(self, model: TargetModel, token_ids: Sequence[int], seed: int) -> None:
-        shape = model.config
-        cache = KVCache(
-            num_layers=shape.num_layers,
-            num_blocks=24,
-            num_kv_heads=shape.num_kv_heads,
-            block_size=BLOCK,
-            head_dim=shape.head_dim,
-            dtype=torch.float32,
-            device=torch.device("cpu"),
-        )
+    def __init__(self, model: Target, token_ids: Sequence[int], seed: int) -> None:
+        cache = model.make_kv_cache("fp32", num_blocks=24, block_size=BLOCK)
         self._runner = ModelRunner(model, cache)
         blocks = random.Random(seed).sample(range(24), 24)
         self.request = Request("r", tuple(token_ids), SamplingParams(seed=0))
@@ -221,7 +210,7 @@ def chain(token_ids: Sequence[int]) -> DraftTree:
     return DraftTree.from_paths(token_ids[0], paths, source="test", node_budget=len(token_ids))
 
 
-def compare(model: TargetModel, expected: Expected) -> None:
+def compare(model: Target, expected: Expected) -> None:
     """Uneven prefill chunks, decoding token by token, a chain, and trees at two places."""
     rng = random.Random(3)
     tokens = [rng.randrange(VOCAB) for _ in range(60)]
@@ -247,11 +236,18 @@ def compare(model: TargetModel, expected: Expected) -> None:
     torch.testing.assert_close(torch.cat(got), want, rtol=0, atol=ATOL)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+# The native forward has heads of multiples of 16.
+WITH_BACKENDS = [(Form("torch"), name) for name in CASES]
+WITH_BACKENDS += [
+    (Form("native"), name) for name, (_, f) in CASES.items() if f.get("head_dim", 16) % 16 == 0
+]
+
+
+@pytest.mark.parametrize(("backend", "name"), WITH_BACKENDS, indirect=["backend"], ids=str)
+def test_logits_are_those_of_transformers(name: str, tmp_path: Path, backend: Form) -> None:
     family, fields = CASES[name]
     save(tmp_path, family, fields)
-    model = load(tmp_path)
+    model = load(tmp_path, backend.backend)
     assert model.config.is_tied == fields.get("tie_word_embeddings", False)
     if "window" in name and not name.endswith("off"):
         first = fields.get("max_window_layers", 0)
@@ -281,12 +277,15 @@ def test_sharded_checkpoints(name: str, tmp_path: Path) -> None:
     compare(load(tmp_path), Expected(tmp_path))
 
 
-def test_padded_vocabulary(tmp_path: Path) -> None:
+def test_padded_vocabulary(tmp_path: Path, backend: Form) -> None:
     """Embeddings are often padded beyond the tokenizer's last token; logits keep full width."""
     save(tmp_path, "qwen2", {"tie_word_embeddings": True})
     words = {f"w{index}": index for index in range(VOCAB - 30)}
     tokenizers.Tokenizer(tokenizers.models.WordLevel(words)).save(str(tmp_path / "tokenizer.json"))
-    loaded = load_model(EngineConfig(model=str(tmp_path), dtype="fp32", max_model_len=MAX_LEN))
+    config = EngineConfig(
+        model=str(tmp_path), weights="fp32", backend=backend.backend, max_model_len=MAX_LEN
+    )
+    loaded = load_model(config)
     assert loaded.tokenizer is not None
     assert loaded.tokenizer.vocab_size == VOCAB - 30 < loaded.model.config.vocab_size
     compare(loaded.model, Expected(tmp_path))

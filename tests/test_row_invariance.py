@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from specdec.config import EngineConfig
 from specdec.kernels.attention_group import ROW_TILE
-from specdec.kv_cache import KVCache
+from specdec.loading import load_target
 from specdec.model import TargetModel
 from specdec.model_config import ModelConfig
 from specdec.model_runner import ModelRunner
@@ -25,9 +26,11 @@ from specdec.params import SamplingParams
 from specdec.plan import DecodeStep, PrefillChunk, StepPlan
 from specdec.request import Request
 from specdec.row_invariance import PINNED_ROWS, min_rows, padding
+from specdec.target import Target
 from specdec.tree import ROOT_SOURCE, DraftTree
 from specdec.weights import ModelWeights, PackedLinear
-from tests.toy import ALPHABET, CONFIG, RandomTensors
+from tests.cache_contents import contents
+from tests.toy import ALPHABET, CONFIG, Form, RandomTensors
 
 VOCAB = len(ALPHABET)
 NUM_BLOCKS = 100
@@ -51,29 +54,34 @@ class Biased(RandomTensors):
         return super().get(name.replace(".bias", ".weight"))[:, 0]
 
 
+FORMS = (
+    Form("torch", "fp32"),
+    Form("torch", "bf16"),
+    *(Form("native", weights) for weights in ("fp32", "bf16", "int8", "int4")),
+)
+
+
 @cache
-def model(kind: str, dtype: torch.dtype) -> TargetModel:
+def model(kind: str, form: Form) -> Target:
     """`full` attention; `mixed` with a sliding window; `wide` as a small real model is."""
     fields = {"full": FULL, "mixed": MIXED, "wide": WIDE}[kind]
-    config = ModelConfig.from_checkpoint(fields)
-    weights = ModelWeights.load(config, Biased(fields, 1), dtype, torch.device("cpu"))
-    return TargetModel(config, weights, config.max_position)
+    shape = ModelConfig.from_checkpoint(fields)
+    config = EngineConfig(backend=form.backend, weights=form.weights)
+    return load_target(config, shape, Biased(fields, 1), shape.max_position)
+
+
+def torch_model(kind: str) -> TargetModel:
+    """PyTorch's forward in fp32."""
+    target = model(kind, FORMS[0])
+    assert isinstance(target, TargetModel)
+    return target
 
 
 class Session:
     """A runner with an empty cache of its own."""
 
-    def __init__(self, target: TargetModel) -> None:
-        shape = target.config
-        kv_cache = KVCache(
-            num_layers=shape.num_layers,
-            num_blocks=NUM_BLOCKS,
-            num_kv_heads=shape.num_kv_heads,
-            block_size=16,
-            head_dim=shape.head_dim,
-            dtype=torch.float32,
-            device=torch.device("cpu"),
-        )
+    def __init__(self, target: Target) -> None:
+        kv_cache = target.make_kv_cache("auto", num_blocks=NUM_BLOCKS, block_size=16)
         self.runner = ModelRunner(target, kv_cache)
 
     def step(
@@ -96,7 +104,7 @@ def request(token_ids: Sequence[int], block_ids: Sequence[int] | None = None) ->
     return made
 
 
-def alone(target: TargetModel, token_ids: Sequence[int]) -> Tensor:
+def alone(target: Target, token_ids: Sequence[int]) -> Tensor:
     """Logits after the last token: one prefill chunk and a root, nothing else."""
     known = request(token_ids)
     chunks = [(known, 0, len(token_ids) - 1)] if len(token_ids) > 1 else []
@@ -139,14 +147,14 @@ jobs = st.builds(
     seed=st.integers(0, 9999),
 )
 kinds = pytest.mark.parametrize("kind", ["full", "mixed"])
-dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+forms = pytest.mark.parametrize("form", FORMS, ids=str)
 
 
 @kinds
-@dtypes
-def test_a_tokens_logits_are_the_same_bits_in_any_batch(kind: str, dtype: torch.dtype) -> None:
+@forms
+def test_a_tokens_logits_are_the_same_bits_in_any_batch(kind: str, form: Form) -> None:
     """Prefilled in any chunks, decoded or drafted on any branch, in any company and any blocks."""
-    target = model(kind, dtype)
+    target = model(kind, form)
 
     @settings(max_examples=25, deadline=None)
     @given(mix=st.lists(jobs, min_size=1, max_size=4), seed=st.integers(0, 9999))
@@ -184,30 +192,30 @@ def test_a_tokens_logits_are_the_same_bits_in_any_batch(kind: str, dtype: torch.
 
 
 @kinds
-@dtypes
-def test_every_cut_of_a_prompt_gives_the_same_bits(kind: str, dtype: torch.dtype) -> None:
+@forms
+def test_every_cut_of_a_prompt_gives_the_same_bits(kind: str, form: Form) -> None:
     """Token by token, in sevens, or all at once; so do all keys and values."""
-    target, tokens = model(kind, dtype), Job(330, (), 1, 1, 5).tokens()
+    target, tokens = model(kind, form), Job(330, (), 1, 1, 5).tokens()
     known = request([*tokens, 0], random.Random(0).sample(range(NUM_BLOCKS), 25))
     results = []
     for size in (1, 7, 33, 330):
         session = Session(target)
         starts = range(0, 330, size)
         parts = [session.step([(known, i, min(i + size, 330))]) for i in starts]
-        results.append((torch.cat(parts), session.runner.kv_cache.data))
+        results.append((torch.cat(parts), contents(session.runner.kv_cache)))
     for logits, data in results[1:]:
         assert torch.equal(logits, results[0][0])
         assert torch.equal(data, results[0][1])
 
 
-@dtypes
+@forms
 @pytest.mark.parametrize("num_others", [1, 2, 31, 32, 40, 63, 64])
-def test_the_rest_after_full_tiles_is_not_special(num_others: int, dtype: torch.dtype) -> None:
+def test_the_rest_after_full_tiles_is_not_special(num_others: int, form: Form) -> None:
     """The 33rd row once went through a product of one row, and got other bits than alone.
 
     Products are cut in tiles of 32 rows, and only batches below `min_rows` were padded.
     """
-    target = model("wide", dtype)
+    target = model("wide", form)
     token_ids = Job(20, (), 1, 1, 3).tokens()
     known, other = request(token_ids), request([1] * (num_others + 1), range(30, 40))
     session = Session(target)
@@ -218,8 +226,11 @@ def test_the_rest_after_full_tiles_is_not_special(num_others: int, dtype: torch.
 
 @pytest.mark.parametrize("num_others", [0, 1, 2, 31, 32, 40, 63, 64])
 def test_no_product_sees_too_few_rows(num_others: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor the head's, which has few rows when few logits are wanted; nor too many."""
-    target, sizes = model("full", torch.float32), set[int]()
+    """Nor the head's, which has few rows when few logits are wanted; nor too many.
+
+    PyTorch's only: the native products are invariant from one row on.
+    """
+    target, sizes = torch_model("full"), set[int]()
     product = PackedLinear._product
 
     def spy(self: PackedLinear, x: Tensor) -> Tensor:
@@ -247,7 +258,7 @@ def test_padding_leaves_no_small_product(num_rows: int, fewest: int) -> None:
     assert padded - num_rows <= fewest
 
 
-# --- the probe ---
+# --- the probe, for PyTorch's products ---
 
 
 class FakeProduct:
@@ -303,7 +314,7 @@ def test_what_is_never_invariant_gets_full_tiles() -> None:
     assert probed(FakeProduct(ROW_TILE + 1, place=0)) == ROW_TILE
 
 
-@dtypes
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_promise_holds_for_a_real_product(dtype: torch.dtype) -> None:
     """Between the number found and a full tile: every number, not only those tried."""
     weight = torch.randn(576, 1536, generator=torch.Generator().manual_seed(0)) / 40

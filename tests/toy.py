@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import tokenizers
 import torch
 from torch import Tensor
 
-from specdec.config import EngineConfig
+from specdec.builtin_model import cache_folder
+from specdec.config import Backend, EngineConfig, KVPrecision, WeightPrecision
 from specdec.drafting import Drafter
 from specdec.engine import Engine
-from specdec.loading import LoadedModel
-from specdec.model import TargetModel
+from specdec.kernels import native_library
+from specdec.loading import LoadedModel, load_target
 from specdec.model_config import ModelConfig
 from specdec.plan import DecodeStep
 from specdec.request import Request, RequestOutput
 from specdec.tokenizer import Tokenizer
 from specdec.tree import DraftTree, TreeBuilder
 from specdec.verification import Verdict
-from specdec.weights import ModelWeights
 
 ALPHABET = "abcdefghijklmnopqrstuvwx"  # the last one is the end token
 EOS = len(ALPHABET) - 1
@@ -41,18 +45,21 @@ CONFIG: dict[str, Any] = {
 
 
 class RandomTensors:
-    """Random weights by name, large enough that the next token is rarely a near tie."""
+    """Random weights by name, large enough that the next token is rarely a near tie.
+
+    Asked for in any order they are the same: backends load them in orders of their own.
+    """
 
     def __init__(self, config: Mapping[str, Any], seed: int, gain: float = 2.5) -> None:
-        self._config, self._gain = config, gain
-        self._generator = torch.Generator().manual_seed(seed)
+        self._config, self._seed, self._gain = config, seed, gain
 
     def get(self, name: str) -> Tensor:
+        generator = torch.Generator().manual_seed(self._seed << 32 | zlib.crc32(name.encode()))
         c = self._config
         hidden, inner, dim = c["hidden_size"], c["intermediate_size"], c["head_dim"]
         rows_q, rows_kv = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
         if "norm" in name:
-            return 1.0 + 0.1 * torch.randn(hidden, generator=self._generator)
+            return 1.0 + 0.1 * torch.randn(hidden, generator=generator)
         shapes = {
             "embed_tokens": (c["vocab_size"], hidden),
             "q_proj": (rows_q, hidden),
@@ -64,23 +71,67 @@ class RandomTensors:
             "down_proj": (hidden, inner),
         }
         shape = shapes[name.split(".")[-2]]
-        noise = torch.randn(shape, generator=self._generator)
+        noise = torch.randn(shape, generator=generator)
         weight: Tensor = self._gain * noise / shape[1] ** 0.5
         return weight
 
 
+@dataclass(frozen=True)
+class Form:
+    """What computes the toy target, and the precisions of its weights and its KV cache."""
+
+    backend: Backend = "torch"
+    weights: WeightPrecision = "fp32"
+    kv: KVPrecision = "auto"
+
+    def __str__(self) -> str:
+        kv = () if self.kv == "auto" else (self.kv,)
+        return "-".join((self.backend, self.weights, *kv))
+
+
+_default_form = Form()
+
+
+@contextmanager
+def default_form(form: Form) -> Iterator[None]:
+    """Inside, `toy_model` and `toy_engine` take this form unless they are told another.
+
+    Raises UsageError where the form cannot be had.
+    """
+    global _default_form
+    before = _default_form
+    _default_form = form
+    try:
+        toy_model()
+        yield
+    finally:
+        _default_form = before
+
+
+def toy_model(form: Form | None = None) -> LoadedModel:
+    """A random two-layer Llama over ALPHABET, the same in every form but for rounding."""
+    form = form or _default_form
+    return _toy_model(form.backend, form.weights)
+
+
 @cache
-def toy_model(seed: int = 0, dtype: torch.dtype = torch.float32) -> LoadedModel:
-    """A random two-layer Llama over ALPHABET."""
-    config = ModelConfig.from_checkpoint(CONFIG)
-    weights = ModelWeights.load(config, RandomTensors(CONFIG, seed), dtype, torch.device("cpu"))
-    return LoadedModel(
-        TargetModel(config, weights, config.max_position),
-        toy_tokenizer(),
-        (EOS,),
-        "toy",
-        config.max_position,
-    )
+def _toy_model(backend: Backend, weights: WeightPrecision) -> LoadedModel:
+    shape = ModelConfig.from_checkpoint(CONFIG)
+    config = EngineConfig(backend=backend, weights=weights, threads=1)
+    target = load_target(config, shape, RandomTensors(CONFIG, 0), shape.max_position)
+    return LoadedModel(target, toy_tokenizer(), (EOS,), "toy", shape.max_position)
+
+
+def compiled_native() -> Path:
+    """The folder of the compiled native forward, so that no command under test has to compile it.
+
+    It is empty where it cannot be compiled.
+    """
+    folder = cache_folder() / "native"
+    folder.mkdir(parents=True, exist_ok=True)
+    with suppress(native_library.NativeUnavailable):
+        native_library.load(folder)
+    return folder
 
 
 @cache
@@ -102,8 +153,16 @@ def toy_engine(
     **settings: Any,
 ) -> Engine:
     """An engine over the toy model; `num_blocks` makes the KV cache that small."""
-    loaded = model or toy_model()
-    settings = {"drafter": drafter_name, "block_size": 16, "kv_memory_mib": 4, **settings}
+    form = _default_form
+    loaded = model or toy_model(form)
+    settings = {
+        "drafter": drafter_name,
+        "block_size": 16,
+        "kv_memory_mib": 4,
+        "backend": form.backend,
+        "kv": form.kv,
+        **settings,
+    }
     engine = Engine(EngineConfig(**settings), loaded=loaded, drafter=drafter)
     if num_blocks is not None:
         spare = engine.pool.reserve(engine.pool.num_blocks - num_blocks)

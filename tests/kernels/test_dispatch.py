@@ -11,10 +11,11 @@ from unittest.mock import Mock, patch
 import pytest
 import torch
 
-from specdec.config import EngineConfig
+from specdec.config import EngineConfig, KVPrecision
 from specdec.errors import UsageError
 from specdec.kernels import dispatch
 from specdec.kernels.attention_group import ROW_TILE
+from specdec.kv_cache import KVCache
 from specdec.loading import _device, _row_tile, load_model, make_kv_cache
 from specdec.row_invariance import PINNED_ROWS
 from tests.toy import toy_model
@@ -134,17 +135,18 @@ def test_a_gpu_pins_rows_only_in_deterministic_mode() -> None:
 
 
 def test_eight_bit_keys_and_values_on_demand() -> None:
-    loaded = toy_model()
-    for kv_dtype, dtype in (("fp8", torch.float8_e4m3fn), ("auto", torch.float32)):
-        config = EngineConfig(device="cuda", kv_dtype=kv_dtype, kv_memory_mib=1)  # type: ignore[arg-type]
-        assert make_kv_cache(config, loaded.model, 160).data.dtype == dtype
+    kinds: dict[KVPrecision, torch.dtype] = {"fp8": torch.float8_e4m3fn, "auto": torch.float32}
+    for kv, dtype in kinds.items():
+        config = EngineConfig(device="cuda", kv=kv, kv_memory_mib=1)
+        kv_cache = make_kv_cache(config, toy_model().model, 160)
+        assert isinstance(kv_cache, KVCache) and kv_cache.data.dtype == dtype
 
 
 def test_memory_that_is_not_there_is_said() -> None:
     """What torch raises on a device is one line, too."""
     full = torch.OutOfMemoryError("CUDA out of memory")
     with (
-        patch("specdec.loading.KVCache.__init__", side_effect=full),
+        patch("specdec.model.KVCache.__init__", side_effect=full),
         pytest.raises(UsageError, match="1 MiB of KV cache are not to be had"),
     ):
         make_kv_cache(EngineConfig(kv_memory_mib=1), toy_model().model, 160)
@@ -157,4 +159,4 @@ def test_memory_that_is_not_there_is_said() -> None:
         patch("specdec.loading.ModelWeights.load", side_effect=full),
         pytest.raises(UsageError, match="the weights of some-model do not fit on cpu"),
     ):
-        load_model(EngineConfig(model="some-model"))
+        load_model(EngineConfig(model="some-model", backend="torch"))

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from specdec.server.engine_client import ENGINE_COMMAND
 from tests.server.conftest import RunningServer, make_folder
-from tests.toy import CONFIG, RandomTensors
+from tests.toy import CONFIG, RandomTensors, compiled_native
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,6 +40,7 @@ def add_weights(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    compiled_native()
     folder = make_folder(tmp_path_factory.mktemp("weights"))
     add_weights(folder)
     running = RunningServer(folder, engine_command=ENGINE_COMMAND)
@@ -49,7 +50,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     assert running.process.returncode == 0
 
 
-@pytest.mark.parametrize("fields", [{"temperature": 0}, {"temperature": 1, "top_p": 0.9}])
+# Two likely tokens, so that something recurs and is drafted.
+SAMPLED = {"temperature": 1, "top_p": 0.9, "logit_bias": {"65": 9, "66": 9}}
+
+
+@pytest.mark.parametrize("fields", [{"temperature": 0}, SAMPLED], ids=["greedy", "sampled"])
 def test_neither_streaming_nor_speculation_changes_the_answer(
     server: RunningServer, fields: dict[str, Any]
 ) -> None:
