@@ -12,7 +12,7 @@ unexport PYTHONPATH PYTHONHOME
 # Tests start `specdec`, and torch's extension builder looks for ninja, by name.
 export PATH := $(BIN):$(PATH)
 
-.PHONY: serve test lint wheel check clean
+.PHONY: serve test lint wheel check bench clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -30,6 +30,10 @@ lint: $(VENV)/.installed-lint
 
 wheel: $(VENV)/.installed-lint
 	$(BIN)/python tests/check_wheel.py
+
+# One line more in docs/latency.jsonl, and how it compares with those before.
+bench: $(VENV)/.installed-lint
+	$(BIN)/specdec bench latency --quick --append docs/latency.jsonl $(ARGS)
 
 # The tests come last, so that their closing line closes the output.
 check: lint wheel test

@@ -1,9 +1,9 @@
 // Attention: tree attention of query rows over the paged KV cache, one unit of work at a time.
 //
-// Keys are taken in tiles of KEYS and in chunks of CHUNK, both aligned to absolute positions. A row
+// Keys are taken in tiles of KEYS and in splits of SPLIT, both aligned to absolute positions. A row
 // of a branching tree reads the keys of its own ancestors in the lanes of their positions, so a key
-// is summed in the same place whether it was drafted or committed. Chunks are folded in order.
-// Which thread does a chunk and how many rows stand beside a row changes no bit.
+// is summed in the same place whether it was drafted or committed. Splits are folded in order.
+// Which thread does a split and how many rows stand beside a row changes no bit.
 //
 // Query heads that share a key head are packed; a query is one of them for one row. Keys and values
 // in bf16 or 8 bits meet queries and weights in bf16, two at a time; those in fp32 meet fp32. Tiles
@@ -20,7 +20,7 @@ namespace specdec {
 constexpr float NEVER = -__builtin_inff();
 constexpr int FETCHED = 8 * KEYS;  // keys from the tile in use to the one that is fetched
 
-// Some chunks' result for one query: greatest score, sum of weights, weighted values [head_dim].
+// Some splits' result for one query: greatest score, sum of weights, weighted values [head_dim].
 struct Part {
     float most, total;
     float *mixed;
@@ -48,7 +48,7 @@ inline void finish(const Part &part, int dim, float *out) {
     for (int i = 0; i < dim; i += LANES) store(out + i, load<f32x16>(part.mixed + i) / part.total);
 }
 
-// One thread's attention. `scores` holds a chunk's scores, then its weights, of every query.
+// One thread's attention. `scores` holds a split's scores, then its weights, of every query.
 template <KVFormat FORMAT>
 class Attention {
 public:
@@ -58,7 +58,7 @@ public:
           ratio(model.num_heads / model.num_kv_heads), words(IS_EXACT ? dim : dim / 2) {}
 
     // q: fp32 [num_rows, stride], the rotated query heads of a row side by side. A unit of all
-    // chunks writes to out, fp32 [num_rows, out_stride]; one chunk of several writes to
+    // splits writes to out, fp32 [num_rows, out_stride]; one split of several writes to
     // part, [queries][2 + head_dim].
     void attend(
         const AttentionUnit &unit, const float *q, int stride, float *out, int out_stride,
@@ -71,11 +71,11 @@ public:
             put_query(q + row * stride + (unit.head * ratio + i % ratio) * dim, i);
             results[i] = {NEVER, 0, &folded[(size_t)i * dim]};
         }
-        for (int chunk = unit.first_chunk; chunk < unit.last_chunk; chunk++) {
-            find_tiles(unit, chunk);
-            score(unit, chunk);
+        for (int split = unit.first_split; split < unit.last_split; split++) {
+            find_tiles(unit, split);
+            score(unit, split);
             for (int i = 0; i < count; i++) found[i] = weigh(i);
-            mix(unit, chunk, count);
+            mix(unit, split, count);
             for (int i = 0; i < count; i++) fold(results[i], found[i], dim);
         }
         for (int i = 0; i < count; i++, part += 2 + dim) {
@@ -106,12 +106,12 @@ private:
     std::vector<uint8_t> tail_data;  // a tile of one row's own ancestors
     float tail_scales[KEYS];
     int most = 0;                       // the highest position of the unit's rows
-    int first_tile = 0, last_tile = 0;  // of the chunk, those that any row sees
+    int first_tile = 0, last_tile = 0;  // of the split, those that any row sees
 
     void reserve(int count) {
         if (results.size() >= (size_t)count) return;
         queries.resize((size_t)padded(count, TOGETHER) * words);
-        scores.resize((size_t)count * CHUNK);
+        scores.resize((size_t)count * SPLIT);
         mixed.resize((size_t)count * dim);
         folded.resize((size_t)count * dim);
         found.resize(count);
@@ -128,33 +128,33 @@ private:
         return step.blocks[segment.blocks + position / size] * size + position % size;
     }
 
-    void find_tiles(const AttentionUnit &unit, int chunk) {
+    void find_tiles(const AttentionUnit &unit, int split) {
         const int *positions = step.positions + unit.row;
         int least = most = positions[0];
         for (int r = 1; r < unit.num_rows; r++) {
             least = positions[r] < least ? positions[r] : least;
             most = positions[r] > most ? positions[r] : most;
         }
-        const int begin = chunk * CHUNK;
+        const int begin = split * SPLIT;
         first_tile = lowest(least) > begin ? (lowest(least) - begin) / KEYS : 0;
-        last_tile = most - begin < CHUNK ? (most - begin) / KEYS + 1 : CHUNK / KEYS;
+        last_tile = most - begin < SPLIT ? (most - begin) / KEYS + 1 : SPLIT / KEYS;
     }
 
-    // The first tile of the chunk that rows do not share: where the segment branches.
-    int end_of_shared(const Segment &segment, int chunk) const {
+    // The first tile of the split that rows do not share: where the segment branches.
+    int end_of_shared(const Segment &segment, int split) const {
         if (segment.paths < 0) return last_tile;
-        const int whole = segment.root / KEYS - chunk * (CHUNK / KEYS);
+        const int whole = segment.root / KEYS - split * (SPLIT / KEYS);
         return whole < first_tile ? first_tile : whole < last_tile ? whole : last_tile;
     }
 
-    // Call `use(tile, number of the tile in the chunk, row of the unit)` for what rows do not share.
+    // Call `use(tile, number of the tile in the split, row of the unit)` for what rows do not share.
     template <class Use>
     void over_tails(
-        const AttentionUnit &unit, const HeadCache &head, int chunk, int first, Use use
+        const AttentionUnit &unit, const HeadCache &head, int split, int first, Use use
     ) {
         const Segment &segment = step.segments[unit.segment];
         for (int t = first; t < last_tile; t++) {
-            const int base = chunk * CHUNK + t * KEYS;
+            const int base = split * SPLIT + t * KEYS;
             for (int r = 0; r < unit.num_rows; r++)
                 if (base <= step.positions[unit.row + r])
                     use(tail(segment, head, unit.row + r, base), t, r);
@@ -176,12 +176,12 @@ private:
         return own;
     }
 
-    void score(const AttentionUnit &unit, int chunk) {
+    void score(const AttentionUnit &unit, int split) {
         const Segment &segment = step.segments[unit.segment];
         const HeadCache head(cache, model, layer, false, unit.head);
-        const int shared = end_of_shared(segment, chunk), count = unit.num_rows * ratio;
+        const int shared = end_of_shared(segment, split), count = unit.num_rows * ratio;
         for (int t = first_tile; t < shared; t++) {
-            const int base = chunk * CHUNK + t * KEYS;
+            const int base = split * SPLIT + t * KEYS;
             if (base + FETCHED <= most) head.fetch(slot(segment, base + FETCHED));
             const Tile tile = head.tile(slot(segment, base));
             int i = 0;
@@ -192,13 +192,13 @@ private:
         }
         for (int i = 0; i < count; i++)
             for (int t = shared; t < last_tile; t++) store(score_of(i, t), splat(NEVER));
-        over_tails(unit, head, chunk, shared, [&](Tile tile, int t, int r) {
+        over_tails(unit, head, split, shared, [&](Tile tile, int t, int r) {
             for (int i = r * ratio; i < (r + 1) * ratio; i++) dot_keys<1>(tile, i, t);
-            mask(unit, r, chunk * CHUNK + t * KEYS, t);
+            mask(unit, r, split * SPLIT + t * KEYS, t);
         });
     }
 
-    float *score_of(int i, int t) { return &scores[(size_t)i * CHUNK + t * KEYS]; }
+    float *score_of(int i, int t) { return &scores[(size_t)i * SPLIT + t * KEYS]; }
 
     void mask(const AttentionUnit &unit, int r, int base, int t) {
         const int position = step.positions[unit.row + r];
@@ -225,19 +225,19 @@ private:
         return {top, sum(total), &mixed[(size_t)i * dim]};
     }
 
-    void mix(const AttentionUnit &unit, int chunk, int count) {
+    void mix(const AttentionUnit &unit, int split, int count) {
         const Segment &segment = step.segments[unit.segment];
         const HeadCache head(cache, model, layer, true, unit.head);
-        const int shared = end_of_shared(segment, chunk);
-        Tile tiles[CHUNK / KEYS];
+        const int shared = end_of_shared(segment, split);
+        Tile tiles[SPLIT / KEYS];
         for (int t = first_tile; t < shared; t++)
-            tiles[t] = head.tile(slot(segment, chunk * CHUNK + t * KEYS));
+            tiles[t] = head.tile(slot(segment, split * SPLIT + t * KEYS));
         std::memset(mixed.data(), 0, (size_t)count * dim * sizeof(float));
         int i = 0;
         for (; i + 6 <= count; i += 6) add_values<6>(tiles, i, first_tile, shared);
         if (i + 3 <= count) add_values<3>(tiles, i, first_tile, shared), i += 3;
         for (; i < count; i++) add_values<1>(tiles, i, first_tile, shared);
-        over_tails(unit, head, chunk, shared, [&](Tile tile, int t, int r) {
+        over_tails(unit, head, split, shared, [&](Tile tile, int t, int r) {
             tiles[t] = tile;
             for (int q = r * ratio; q < (r + 1) * ratio; q++) add_values<1>(tiles, q, t, t + 1);
         });

@@ -7,17 +7,17 @@
 
 namespace specdec {
 
-constexpr int CHUNK = 256;       // keys of a chunk
+constexpr int SPLIT = 256;       // keys of a split
 constexpr int MAX_QUERIES = 48;  // of a unit, unless one row has more: (row, query head) pairs
 
-// Chunks [first_chunk, last_chunk) for rows [row, row + num_rows) of the batch, one segment's, and
-// one key head. `part` < 0: the unit covers all chunks; else it is one chunk of several, and its
+// Splits [first_split, last_split) for rows [row, row + num_rows) of the batch, one segment's, and
+// one key head. `part` < 0: the unit covers all splits; else it is one split of several, and its
 // result is the part of this number.
 struct AttentionUnit {
-    int segment, row, num_rows, head, first_chunk, last_chunk, part;
+    int segment, row, num_rows, head, first_split, last_split, part;
 };
 
-// Parts [first_part, first_part + num_parts) are the chunks of the same rows and key head, in order.
+// Parts [first_part, first_part + num_parts) are the splits of the same rows and key head, in order.
 struct AttentionJoin {
     int row, num_rows, head, first_part, num_parts;
 };
@@ -27,20 +27,20 @@ struct AttentionPlan {
     std::vector<AttentionJoin> joins;
     int num_parts = 0;
 
-    // Chunks are shared out only where whole rows are too few to occupy the team.
+    // Splits are shared out only where whole rows are too few to occupy the team.
     AttentionPlan(const Model &model, const Step &step, int window, int team_size) {
         const int ratio = model.num_heads / model.num_kv_heads;
         const int most_rows = MAX_QUERIES > ratio ? MAX_QUERIES / ratio : 1;
         int num_groups = 0;
         for (int i = 0; i < step.num_segments; i++)
             num_groups += (step.segments[i].num_rows + most_rows - 1) / most_rows;
-        const bool is_split = num_groups * model.num_kv_heads < 4 * team_size;
+        const bool is_shared_out = num_groups * model.num_kv_heads < 4 * team_size;
         for (int i = 0; i < step.num_segments; i++) {
             const Segment &segment = step.segments[i];
             for (int first = 0; first < segment.num_rows; first += most_rows) {
                 const int left = segment.num_rows - first;
                 add(model, step, i, segment.start + first, left < most_rows ? left : most_rows,
-                    window, is_split);
+                    window, is_shared_out);
             }
         }
     }
@@ -48,7 +48,7 @@ struct AttentionPlan {
 private:
     void add(
         const Model &model, const Step &step, int segment, int row, int num_rows, int window,
-        bool is_split
+        bool is_shared_out
     ) {
         int least = step.positions[row], most = least;
         for (int r = row; r < row + num_rows; r++) {
@@ -56,16 +56,16 @@ private:
             least = position < least ? position : least;
             most = position > most ? position : most;
         }
-        const int begin = window && least >= window ? (least - window + 1) / CHUNK : 0;
-        const int end = most / CHUNK + 1;
+        const int begin = window && least >= window ? (least - window + 1) / SPLIT : 0;
+        const int end = most / SPLIT + 1;
         for (int head = 0; head < model.num_kv_heads; head++) {
-            if (!is_split || end - begin == 1) {
+            if (!is_shared_out || end - begin == 1) {
                 units.push_back({segment, row, num_rows, head, begin, end, -1});
                 continue;
             }
             joins.push_back({row, num_rows, head, num_parts, end - begin});
-            for (int chunk = begin; chunk < end; chunk++)
-                units.push_back({segment, row, num_rows, head, chunk, chunk + 1, num_parts++});
+            for (int split = begin; split < end; split++)
+                units.push_back({segment, row, num_rows, head, split, split + 1, num_parts++});
         }
     }
 };
