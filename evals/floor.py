@@ -13,9 +13,8 @@ from specdec.target import Target
 class Floor:
     """`weight_bytes` are read once a step, `kv_bytes` per position of the context.
 
-    Of the native forward, weight_bytes are all that it has packed: padding to whole panels, the
-    norms, and an embedding that is not tied to the head, of which a step reads a few rows only.
-    Of PyTorch's, the matrices alone.
+    Of the native forward, weight_bytes include padding to whole panels and the norms; of PyTorch's,
+    they are the matrices alone.
     """
 
     weight_bytes: int
