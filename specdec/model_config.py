@@ -67,7 +67,10 @@ class ModelConfig:
         if activation != "silu":
             raise UnsupportedModel(f"activation {activation!r} is not supported; supported: silu")
         if config.get("quantization_config"):
-            raise UnsupportedModel("quantised checkpoints are not supported; use bf16 or fp32")
+            raise UnsupportedModel(
+                "quantised checkpoints are not supported; take the unquantised one, and give"
+                " --weights int8 or int4 if it should be small"
+            )
         try:
             return cls._read(architecture, {**_DEFAULTS[architecture], **config})
         except KeyError as error:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import weakref
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from specdec.cores import usable_cores
 from specdec.kernels.batch import Batch
 from specdec.kernels.native_library import CCache, CModel, CSegment, CStep
 from specdec.model_config import ModelConfig
@@ -45,7 +45,7 @@ class NativeModel:
     ) -> None:
         self.config = config
         self.precision = precision
-        self.num_threads = num_threads or len(os.sched_getaffinity(0))
+        self.num_threads = num_threads or usable_cores()
         self._library = library
         self.weights = NativeWeights(library, config, source, precision, integers)
         self._cos, self._sin = (t.contiguous() for t in config.rope.tables(max_model_len))

@@ -17,7 +17,9 @@ Weights = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Rule = Annotated[str, typer.Option(help="coupled, rejection, or typical (lossy).")]
-Threads = Annotated[int | None, typer.Option(help="CPU threads; default: all cores.")]
+Threads = Annotated[
+    int | None, typer.Option(help="CPU threads; default: one for each physical core.")
+]
 Context = Annotated[int | None, typer.Option(help="Longest context; default: the model's.")]
 KvMemory = Annotated[int, typer.Option(help="Memory of the KV cache in MiB.")]
 Kv = Annotated[
