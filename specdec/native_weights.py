@@ -64,7 +64,7 @@ class NativeWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that a forward reads: all that is packed, less an embedding that is not the head."""
+        """Bytes that a forward reads: all but an embedding that is not the head, too."""
         return self._num_kept - self._num_unread
 
     @property
