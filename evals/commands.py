@@ -49,9 +49,13 @@ def latency(
     gguf: Annotated[
         Path | None, typer.Option(help="The model as a GGUF file, for --vs llama.cpp.")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 128,
-    rounds: Annotated[int, typer.Option(help="Interleaved repetitions.", min=1)] = 5,
-    quick: Annotated[bool, typer.Option("--quick", help="Few rounds and sizes.")] = False,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Longest answer; default: 128, or 32 if quick.", min=1)
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Interleaved repetitions; default: 5, or 2.", min=1)
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Few rounds, sizes and tokens.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write a PNG of the steps.")] = None,
     append: Annotated[
         Path | None, typer.Option(help="Append a line to this file and show the trend.")
@@ -79,25 +83,32 @@ def latency(
         kv_memory_mib=kv_memory_mib,
     )
     settings = LatencySettings(
-        config, tuple(vs or ()), openvino_model, gguf, max_tokens=max_tokens, rounds=rounds
+        config,
+        tuple(vs or ()),
+        openvino_model,
+        gguf,
+        max_tokens=max_tokens or (32 if quick else 128),
+        rounds=rounds or (2 if quick else 5),
     )
     if plot is not None:
         _check_plot(plot)
     before = None if append is None else latency_trend.read(append)
     report = measure(settings.quick() if quick else settings)
-    if plot is not None:
-        from specdec.evals.latency_plot import plot_steps
-
-        plot_steps(report, plot)
     if append is not None:
         latency_trend.append(append, latency_trend.line_of(report))
     print(json.dumps(report) if as_json else latency_table.render(report))
     if before is not None and not as_json:
         print(f"\n{latency_trend.render(latency_trend.line_of(report), before)}")
+    if plot is not None:
+        from specdec.evals.latency_plot import plot_steps
+
+        plot_steps(report, plot)
 
 
 def _check_plot(file: Path) -> None:
     """Minutes of measuring must not be lost to a picture that cannot be drawn or written."""
+    if file.suffix != ".png":
+        raise UsageError(f"--plot writes a PNG: call it {file.with_suffix('.png')}")
     if find_spec("matplotlib") is None:
         raise UsageError("--plot needs matplotlib: pip install 'specdec-server[evals]'")
     try:

@@ -56,10 +56,8 @@ class LatencySettings:
     buffer_bytes: int = BUFFER_BYTES
 
     def quick(self) -> LatencySettings:
-        """Few rounds and sizes: under a minute without peers."""
-        return replace(
-            self, max_tokens=32, rounds=2, rows=(1, 4, 16), contexts=(200, 2000), repeats=2
-        )
+        """Few sizes and repeats."""
+        return replace(self, rows=(1, 4, 16), contexts=(200, 2000), repeats=2)
 
 
 @dataclass(frozen=True)

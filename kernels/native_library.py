@@ -136,10 +136,7 @@ def load(cache: Path, on_compile: Callable[[], None] = lambda: None) -> ctypes.C
         compiler = _compiler()
         on_compile()
         _compile(compiler, file)
-    try:
-        library = ctypes.CDLL(str(file))
-    except OSError as error:
-        raise NativeUnavailable(f"cannot load {file}: {error}") from error
+    library = _open(file)
     library.specdec_open.argtypes = [ctypes.POINTER(CModel), c_int32]
     library.specdec_open.restype = c_void_p
     library.specdec_close.argtypes = [c_void_p]
@@ -154,8 +151,6 @@ def load(cache: Path, on_compile: Callable[[], None] = lambda: None) -> ctypes.C
         c_int32,
     ]
     library.specdec_move.restype = None
-    library.specdec_struct_bytes.argtypes = [c_int32]
-    library.specdec_struct_bytes.restype = c_int32
     library.specdec_has_wide_registers.argtypes = []
     library.specdec_has_wide_registers.restype = c_int32
     library.specdec_read.argtypes = [c_void_p, c_int64, c_int32]
@@ -165,6 +160,17 @@ def load(cache: Path, on_compile: Callable[[], None] = lambda: None) -> ctypes.C
     for pack in (library.specdec_pack, library.specdec_pack_gguf):
         pack.argtypes = [c_int32, c_void_p, c_int32, c_int32, c_int32, c_void_p]
         pack.restype = None
+    return library
+
+
+def _open(file: Path) -> ctypes.CDLL:
+    """Load a library and check that it states the structures as this file does."""
+    try:
+        library = ctypes.CDLL(str(file))
+        library.specdec_struct_bytes.argtypes = [c_int32]
+        library.specdec_struct_bytes.restype = c_int32
+    except (OSError, AttributeError) as error:
+        raise NativeUnavailable(f"cannot load {file}: {error}") from error
     for number, struct in enumerate((CLinear, CLayer, CModel, CCache, CSegment, CStep)):
         if library.specdec_struct_bytes(number) != ctypes.sizeof(struct):
             raise NativeUnavailable(f"{file} lays out {struct.__name__} in another way")
@@ -173,7 +179,11 @@ def load(cache: Path, on_compile: Callable[[], None] = lambda: None) -> ctypes.C
 
 def _compiler() -> list[str]:
     """The command that compiles C++: $CXX or the first of COMPILERS."""
-    command = shlex.split(os.environ.get("CXX", "")) or [next(filter(shutil.which, COMPILERS), "")]
+    try:
+        given = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise NativeUnavailable(f"CXX is not a command: {error}") from None
+    command = given or [next(filter(shutil.which, COMPILERS), "")]
     if not shutil.which(command[0]):
         wanted = command[0] or ", ".join(COMPILERS)
         raise NativeUnavailable(f"no C++ compiler found ({wanted}); install one or set CXX")
@@ -212,8 +222,10 @@ def _compile(compiler: list[str], file: Path) -> None:
             command = [*compiler, *FLAGS, str(SOURCES / "forward.cpp"), "-o", str(output)]
             result = subprocess.run(command, capture_output=True, text=True)
             if result.returncode:
-                first = next((x for x in result.stderr.splitlines() if "error" in x), "no message")
+                silence = f"exit code {result.returncode} and no message"
+                first = next((x for x in result.stderr.splitlines() if "error" in x), silence)
                 raise NativeUnavailable(f"{compiler[0]} failed: {first}")
+            _open(output)  # what cannot be loaded is not kept
             with output.open("ab") as library:  # what follows the sections is not loaded
                 library.write(hashlib.sha256(output.read_bytes()).digest())
             os.replace(output, file)

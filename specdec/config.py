@@ -92,6 +92,8 @@ class EngineConfig:
         on_cpu = self.device.startswith("cpu")
         if on_cpu and self.kv == "fp8":
             raise UsageError("an fp8 KV cache needs a GPU; use --kv auto")
+        if on_cpu and self.weights == "fp16" and self.backend != "torch":
+            raise UsageError("fp16 weights need a GPU or --backend torch; use --weights auto")
         if on_cpu and self.backend != "torch":
             return
         where = "on a CPU by --backend native" if on_cpu else "on a CPU"

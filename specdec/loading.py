@@ -115,30 +115,34 @@ def native_forward(config: EngineConfig, model_config: ModelConfig) -> ctypes.CD
     """
     if config.backend == "torch" or not config.device.startswith("cpu"):
         return None
-    is_needed = (
-        config.backend == "native"
-        or config.weights in ("int8", "int4")
-        or config.kv in ("int8", "bf16")
-    )
+    needs = [
+        option
+        for option, is_native_only in (
+            ("--backend native", config.backend == "native"),
+            (f"--weights {config.weights}", config.weights in ("int8", "int4")),
+            (f"--kv {config.kv}", config.kv in ("int8", "bf16")),
+        )
+        if is_native_only
+    ]
     try:
         if model_config.head_dim % native_library.LANES:
             raise native_library.NativeUnavailable(
                 f"heads of {model_config.head_dim} are not a multiple of {native_library.LANES}"
             )
-        if config.weights == "fp16":
-            raise native_library.NativeUnavailable("fp16 weights are not packed for it")
         library = native_library.load(
             cache_folder() / "native",
             lambda: print(
                 "specdec: compiling the CPU forward for this processor, once", file=sys.stderr
             ),
         )
-        if not is_needed and not library.specdec_has_wide_registers():
+        if not needs and not library.specdec_has_wide_registers():
             raise native_library.NativeUnavailable("it is made for processors with AVX-512")
     except native_library.NativeUnavailable as reason:
-        if is_needed:
-            raise UsageError(f"the native CPU forward is needed and not there: {reason}") from None
-        print(f"specdec: using PyTorch's forward, not the native one: {reason}", file=sys.stderr)
+        if needs:
+            raise UsageError(
+                f"{' and '.join(needs)} needs the native CPU forward: {reason}; or leave it at auto"
+            ) from None
+        print(f"specdec: using PyTorch's slower forward: {reason}", file=sys.stderr)
         return None
     return library
 

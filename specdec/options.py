@@ -13,7 +13,7 @@ Model = Annotated[str, typer.Option(help="Folder of safetensors, hub id, or the 
 Drafter = Annotated[str, typer.Option(help="Who guesses: none, ngram, or a registered drafter.")]
 NodeBudget = Annotated[int, typer.Option(help="Most draft nodes per step, 0 = plain decoding.")]
 Weights = Annotated[
-    str, typer.Option(help="Precision of the weights: auto, bf16, fp32, int8, int4; GPU: fp16.")
+    str, typer.Option(help="Weights: auto, bf16, fp32, int8 or int4; GPU or torch also fp16.")
 ]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Rule = Annotated[str, typer.Option(help="coupled, rejection, or typical (lossy).")]

@@ -282,7 +282,7 @@ def test_without_a_compiler_it_is_pytorch(shell: Shell) -> None:
     done = shell.run(*generate, "--kv", "int8", CXX="no-such-compiler")
     assert (done.returncode, done.stdout) == (2, "")
     *_, last = done.stderr.splitlines()
-    assert re.fullmatch("specdec: the native CPU forward is needed .*no-such-compiler.*", last)
+    assert re.fullmatch("specdec: --kv int8 needs the native .*no-such-compiler.*auto", last)
 
 
 def test_accepted_draft_tokens_are_coloured_on_a_terminal(shell: Shell) -> None:

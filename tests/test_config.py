@@ -100,6 +100,10 @@ def test_a_kv_cache_beyond_memory_is_refused() -> None:
         *(({"device": d, "kv": "fp8"}, "fp8 KV cache needs a GPU") for d in ("cpu", "cpu:0")),
         ({"backend": "torch", "kv": "fp8"}, "fp8 KV cache needs a GPU"),
         *(
+            ({"backend": backend, "weights": "fp16"}, "fp16 weights need a GPU or --backend torch")
+            for backend in ("auto", "native")
+        ),
+        *(
             ({"device": device, "weights": weights}, f"{weights} weights are served on a CPU only")
             for device in ("cuda", "cuda:1")
             for weights in ("int8", "int4")
@@ -138,6 +142,7 @@ def test_what_a_device_or_backend_does_not_have(settings: dict[str, Any], says: 
         {"device": "cuda", "weights": "bf16", "kv": "bf16", "backend": "torch"},
         {"device": "cpu:0", "weights": "int4", "kv": "int8", "backend": "native"},
         {"weights": "int8", "kv": "bf16"},
+        {"weights": "fp16", "backend": "torch"},
         {"weights": "bf16", "kv": "fp32", "backend": "torch"},
     ],
 )

@@ -124,10 +124,9 @@ def test_a_peer_that_is_not_to_be_had_stops_before_anything_is_loaded() -> None:
 
 
 def test_quick_is_smaller_in_everything_that_takes_time() -> None:
-    whole = LatencySettings(EngineConfig(), max_tokens=200, rounds=9)
+    whole = LatencySettings(EngineConfig())
     quick = whole.quick()
-    for name in ("rounds", "max_tokens", "repeats"):
-        assert getattr(quick, name) < getattr(whole, name)
+    assert quick.repeats < whole.repeats
     assert set(quick.rows) < set(whole.rows) and set(quick.contexts) < set(whole.contexts)
 
 
@@ -216,11 +215,13 @@ def test_the_command_prints_appends_and_compares(
         first = capsys.readouterr().out
         commands.latency(append=path, quick=True)
         second = capsys.readouterr().out
-        commands.latency(append=path, as_json=True)
+        commands.latency(append=path, as_json=True, quick=True, rounds=3, max_tokens=40)
         printed = capsys.readouterr().out
-    whole, quick, _ = asked
+    whole, quick, given = asked
     assert (whole.peers, whole.gguf, whole.config.kv) == (("openvino",), path, "int8")
-    assert (whole.max_tokens, whole.rounds) == (7, 5) and quick == LatencySettings(DEFAULTS).quick()
+    assert (whole.max_tokens, whole.rounds) == (7, 5)
+    assert quick == LatencySettings(DEFAULTS, max_tokens=32, rounds=2).quick()
+    assert given == LatencySettings(DEFAULTS, max_tokens=40, rounds=3).quick()
     assert "trend: 0 earlier" in first and "trend: 1 earlier" in second
     assert "(+0 %)" in second
     assert json.loads(printed) == report
@@ -240,6 +241,13 @@ def test_the_command_refuses_before_it_measures(tmp_path: Path) -> None:
             patch.object(commands, "find_spec", lambda name: "found"),
             pytest.raises(UsageError, match=r"cannot write .*: Is a directory"),
         ):
-            commands.latency(plot=tmp_path)
+            (tmp_path / "folder.png").mkdir()
+            commands.latency(plot=tmp_path / "folder.png")
+        with (
+            patch.object(commands, "find_spec", lambda name: "found"),
+            pytest.raises(UsageError, match=r"writes a PNG: call it .*/steps\.png"),
+        ):
+            commands.latency(plot=tmp_path / "steps.xyz")
+        assert not (tmp_path / "steps.xyz").exists()
         with pytest.raises(UsageError, match="unknown weights 'fp3'"):
             commands.latency(weights="fp3")

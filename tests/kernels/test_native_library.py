@@ -135,7 +135,7 @@ def test_a_compiler_with_options(tmp_path: Path, compiler: Compiler) -> None:
     ("script", "reason"),
     [
         ("echo 'In x.cpp:' >&2; echo 'x.cpp:1: error: boom' >&2; exit 1", "x.cpp:1: error: boom"),
-        ("exit 1", "no message"),
+        ("exit 3", "exit code 3 and no message"),
     ],
 )
 def test_a_compiler_that_fails(
@@ -146,6 +146,21 @@ def test_a_compiler_that_fails(
         load(tmp_path / "cache")
     assert len(str(raised.value).splitlines()) == 1
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_what_cannot_be_loaded_is_not_kept(tmp_path: Path, compiler: Compiler) -> None:
+    """A compiler may end well and write nothing, or something else."""
+    for script in ("exit 0", 'for last; do :; done; echo "no library" > "$last"'):
+        compiler.says(script)
+        with pytest.raises(NativeUnavailable, match=r"^cannot (load|compile)"):
+            load(tmp_path / "cache")
+        assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_command_that_does_not_parse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "g++ '")
+    with pytest.raises(NativeUnavailable, match=r"^CXX is not a command: "):
+        load(tmp_path / "cache")
 
 
 def test_a_compiler_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
