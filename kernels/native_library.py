@@ -163,6 +163,16 @@ def load(cache: Path, on_compile: Callable[[], None] = lambda: None) -> ctypes.C
     return library
 
 
+def state(cache: Path) -> str:
+    """What a `load` from this folder would find, in words; compiles nothing."""
+    if _is_whole(cache / f"specdec-{_digest()}.so"):
+        return "compiled"
+    try:
+        return f"compiled at first use, by {_compiler()[0]}"
+    except NativeUnavailable as reason:
+        return str(reason)
+
+
 def _open(file: Path) -> ctypes.CDLL:
     """Load a library and check that it states the structures as this file does."""
     try:

@@ -12,6 +12,7 @@ import torch
 from specdec.builtin_model import cache_folder
 from specdec.config import DEFAULT_MODEL
 from specdec.drafting import available_drafters
+from specdec.kernels import native_library
 from specdec.loading import resolve_precision
 
 _PACKAGES = ("specdec-server", "torch", "triton", "safetensors", "tokenizers", "starlette")
@@ -35,6 +36,7 @@ def collect() -> dict[str, Any]:
             "amx": torch.cpu._is_amx_tile_supported(),
             "packed_weights": torch.backends.mkldnn.is_available(),
         },
+        "native_forward": native_library.state(cache_folder() / "native"),
         "deterministic": "always on the CPU",
         "drafters": list(available_drafters()),
         "default_model": DEFAULT_MODEL,

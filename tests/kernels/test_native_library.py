@@ -115,6 +115,17 @@ def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         load(tmp_path / "cache")
 
 
+def test_its_state_in_words(
+    tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert native_library.state(tmp_path).startswith("compiled at first use, by ")
+    load(tmp_path)
+    assert native_library.state(tmp_path) == "compiled"
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "no-such-compiler" in native_library.state(tmp_path / "other")
+    assert compiler.num_runs == 1
+
+
 def test_what_is_compiled_needs_no_compiler(
     tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
