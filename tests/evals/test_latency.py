@@ -229,6 +229,7 @@ def test_the_command_prints_appends_and_compares(
 
 
 def test_the_command_refuses_before_it_measures(tmp_path: Path) -> None:
+    (tmp_path / "folder.png").mkdir()
     with patch.object(latency, "measure", lambda settings: pytest.fail("measured")):
         with (
             patch.object(commands, "find_spec", lambda name: None),
@@ -241,7 +242,6 @@ def test_the_command_refuses_before_it_measures(tmp_path: Path) -> None:
             patch.object(commands, "find_spec", lambda name: "found"),
             pytest.raises(UsageError, match=r"cannot write .*: Is a directory"),
         ):
-            (tmp_path / "folder.png").mkdir()
             commands.latency(plot=tmp_path / "folder.png")
         with (
             patch.object(commands, "find_spec", lambda name: "found"),
