@@ -38,7 +38,7 @@ def read(**changes: Any) -> ModelConfig:
         ({"architectures": []}, "supported: LlamaForCausalLM"),
         ({"architectures": None}, "supported: LlamaForCausalLM"),
         ({"hidden_act": "gelu"}, "'gelu'.*supported: silu"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantised.*use bf16 or fp32"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantised.*--weights int8"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'.*default, linear"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope'.*llama3, yarn"),
     ],

@@ -47,16 +47,15 @@ public:
             tiles.reserve(step.num_logits, decltype(w)::tile_bytes(x.width));
         });
         plans.clear();
-        for (int i = 0; i < model.num_layers; i++)
-            if (!plan(model.layers[i].window))
-                plans.push_back({model.layers[i].window, {model, step, model.layers[i].window, team.size()}});
+        for (int i = 0; i < model.num_layers; i++) {
+            const int window = model.layers[i].window;
+            if (!plan(window)) plans.push_back({window, {model, step, window, team.size()}});
+        }
         size_t num_floats = 0;
         for (const Plan &p : plans)
             num_floats = std::max(num_floats, (size_t)p.plan.num_parts * part_size());
         if (parts.size() < num_floats) parts.resize(num_floats);
-        team.run([&](Team::Member &me) {
-            layers(me, cache, step);
-        });
+        team.run([&](Team::Member &me) { layers(me, cache, step); });
     }
 
     void move(const Cache &cache, const int32_t *from, const int32_t *to, int count) {
@@ -195,7 +194,8 @@ private:
         const int dim = model.head_dim, ratio = model.num_heads / model.num_kv_heads;
         for (int query = 0; query < join.num_rows * ratio; query++) {
             Part total = part(join.first_part, query);
-            for (int p = 1; p < join.num_parts; p++) fold(total, part(join.first_part + p, query), dim);
+            for (int p = 1; p < join.num_parts; p++)
+                fold(total, part(join.first_part + p, query), dim);
             const int head = join.head * ratio + query % ratio;
             finish(total, dim, attended.row(join.row + query / ratio) + head * dim);
         }

@@ -61,8 +61,8 @@ private:
     std::vector<uint8_t> memory;
 };
 
-// Multiply `num_rows` prepared rows with `linear`, `group` panels at a time, and hand every sum to
-// `take(row, first panel of the group, sums [group])`.
+// Multiply `num_rows` prepared rows with `linear`, GROUPED panels at a time, and hand every sum to
+// `take(row, first panel of the group, sums [GROUPED])`.
 template <int GROUPED, class Take>
 inline void product(
     Team::Member &me, const Linear &linear, Tiles &tiles, int num_rows, Take take
