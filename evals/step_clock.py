@@ -10,7 +10,8 @@ from typing import Any
 
 from specdec.engine import Engine
 from specdec.request import RequestOutput
-from specdec.server.messages import Output, Tokens, encode_frame
+from specdec.server.engine_process import tokens_message
+from specdec.server.messages import encode_frame
 
 PARTS = ("plan", "draft", "pack", "forward", "verify", "commit")
 
@@ -82,18 +83,7 @@ class StepClock:
 
 def deliver(outputs: Sequence[RequestOutput]) -> bytes:
     """The message that the engine process sends for a step's outputs."""
-    wire = [
-        Output(
-            output.request_id,
-            tokens=list(output.tokens),
-            finish_reason=output.finish_reason,
-            error=output.error,
-            stats=None if output.stats is None else output.stats.as_wire(),
-            num_prefix_hit=output.num_prefix_hit,
-        )
-        for output in outputs
-    ]
-    return encode_frame(Tokens(wire))
+    return encode_frame(tokens_message(outputs))
 
 
 def breakdown(steps: Sequence[StepTime]) -> dict[str, float]:

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from specdec.config import EngineConfig
@@ -166,7 +166,13 @@ def _submit(engine: SteppedEngine, message: Submit) -> Output:
     return Output(message.request_id)
 
 
-def _deliver(outputs: Iterable[RequestOutput], channel: Channel) -> None:
+def _deliver(outputs: Sequence[RequestOutput], channel: Channel) -> None:
+    if outputs:
+        channel.send(tokens_message(outputs))
+
+
+def tokens_message(outputs: Iterable[RequestOutput]) -> Tokens:
+    """What is sent for the outputs of a step."""
     wire = [
         Output(
             output.request_id,
@@ -178,8 +184,7 @@ def _deliver(outputs: Iterable[RequestOutput], channel: Channel) -> None:
         )
         for output in outputs
     ]
-    if wire:
-        channel.send(Tokens(wire))
+    return Tokens(wire)
 
 
 def _build(config: EngineConfig) -> SteppedEngine:
