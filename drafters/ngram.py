@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specdec.drafting import Drafter
 from specdec.plan import DecodeStep
 from specdec.request import Request
 from specdec.tree import DraftTree
-from specdec.verification import Verdict
 
 SIZES = (4, 3, 2)  # n-gram sizes, longest suffix first
 NUM_MATCHES = 2  # most recent places remembered per n-gram
@@ -58,7 +58,7 @@ class NgramIndex:
         return tokens
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Guesses that the text goes on as it did after earlier occurrences of its last tokens.
 
     The longest, most recent match gets most of the budget; others branch off it. Each request is
@@ -90,9 +90,6 @@ class NgramDrafter:
         return DraftTree.from_paths(
             step.root, paths, source=self.name, node_budget=step.node_budget
         )
-
-    def observe(self, request: Request, verdict: Verdict) -> None:
-        """Nothing: the next draft reads the request's own tokens."""
 
     def release(self, request: Request) -> None:
         """Drop the request's index."""

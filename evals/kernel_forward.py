@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdec.cuda_graphs import Caller, CudaRecorder, Recorder, Step
+from specdec.cuda_graphs import Caller, CudaRecorder, Recorder
 from specdec.evals.kernel_attention_cases import random_parents
 from specdec.evals.kernel_timer import Timer
 from specdec.kernels.batch import Batch
@@ -19,6 +19,7 @@ from specdec.kernels.segment import Segment, ancestor_masks
 from specdec.kv_cache import KVCache, slot_at
 from specdec.model import TargetModel
 from specdec.model_config import ModelConfig
+from specdec.target import TargetOutput
 from specdec.weights import ModelWeights
 
 LLAMA_8B: dict[str, Any] = {
@@ -111,11 +112,11 @@ def weight_bytes(config: Mapping[str, Any], itemsize: int) -> int:
 class KeepingRecorder:
     """Hands on to another recorder and keeps what replays each recording."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder[TargetOutput]) -> None:
         self._recorder = recorder
-        self.replays: list[Step] = []
+        self.replays: list[Callable[[], TargetOutput]] = []
 
-    def record(self, step: Step) -> Step:
+    def record(self, step: Callable[[], TargetOutput]) -> Callable[[], TargetOutput]:
         """See Recorder."""
         self.replays.append(self._recorder.record(step))
         return self.replays[-1]
@@ -161,7 +162,8 @@ def forward_seconds(model: TargetModel, timer: Timer, *, context: int, nodes: in
     )
     kv_cache.data.normal_()
     recorder = keeping_recorder(device)
-    logits = DeviceForward(model, kv_cache, recorder)(tree_batch(context, nodes, shape.vocab_size))
+    batch = tree_batch(context, nodes, shape.vocab_size)
+    logits = DeviceForward(model, kv_cache, recorder)(batch).logits
     if not bool(logits.isfinite().all()):
         raise ValueError("logits are not finite")
     return timer.replay_seconds(recorder.replays[0])
@@ -211,11 +213,11 @@ def engine_steps(
             self.batches: list[Batch] = []
             self.num_recorded: list[int] = []
 
-        def forward(self, batch: Batch) -> Tensor:
+        def forward(self, batch: Batch) -> TargetOutput:
             self.batches.append(batch)
-            logits = self.device_forward(batch)
+            output = self.device_forward(batch)
             self.num_recorded.append(len(self.recorder.replays))
-            return logits
+            return output
 
     max_len = model.cos.shape[0]
     engine = Engine(
@@ -240,7 +242,7 @@ def engine_steps(
         if any(output.finish_reason == "error" for output in outputs):
             raise ValueError(f"the engine's step failed: {outputs[0].error}")
 
-    replay_of: dict[object, Step] = {}
+    replay_of: dict[object, Callable[[], TargetOutput]] = {}
     alone: dict[object, float] = {}
     kept: list[tuple[float, float, int]] = []
     before = 0

@@ -158,7 +158,7 @@ class Walk:
                 tuple(random.Random(seed).sample(range(4 * self.nodes), self.nodes)),
                 random_parents(self.nodes, seed),
                 (0.0,) * self.nodes,
-                (ROOT_SOURCE,) * self.nodes,
+                ((ROOT_SOURCE,),) * self.nodes,
             )
             for seed in range(self.num_trees)
         )

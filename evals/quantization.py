@@ -145,7 +145,7 @@ class PredictionReader:
             logit_rows=tuple(range(count)),
             first_logit=(0, count),
         )
-        return self._runner.forward(batch).float().log_softmax(-1)
+        return self._runner.forward(batch).logits.float().log_softmax(-1)
 
 
 def split(token_ids: Sequence[int], window: int) -> Iterator[Sequence[int]]:

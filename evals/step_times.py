@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from specdec.config import EngineConfig
+from specdec.drafting import Drafter
 from specdec.engine import Engine
 from specdec.evals.floor import Floor
 from specdec.evals.read_bandwidth import Bandwidth
@@ -20,14 +21,13 @@ from specdec.params import SamplingParams
 from specdec.plan import DecodeStep
 from specdec.request import Request
 from specdec.tree import ROOT_SOURCE, DraftTree
-from specdec.verification import Verdict
 
 REACH = 8  # a parent stands at most this far before its child
 STREAM_CONTEXT = 64
 _request_numbers = count()
 
 
-class SizedDrafter:
+class SizedDrafter(Drafter):
     """Drafts trees of `num_nodes` nodes, root included, of random tokens: few are accepted."""
 
     name = "sized"
@@ -36,9 +36,6 @@ class SizedDrafter:
         self.num_nodes = 1
         self._vocab_size = vocab_size
         self._random = random.Random(0)
-
-    def admit(self, request: Request) -> None:
-        """See Drafter."""
 
     def draft(self, steps: Sequence[DecodeStep]) -> list[DraftTree]:
         """See Drafter."""
@@ -50,15 +47,9 @@ class SizedDrafter:
         return DraftTree(
             (step.root, *(draw(self._vocab_size) for _ in range(num_drafted))),
             (-1, *(draw(max(0, node - REACH), node) for node in range(1, num_drafted + 1))),
-            (0.0,) * (1 + num_drafted),
-            (ROOT_SOURCE, *(self.name for _ in range(num_drafted))),
+            (1.0,) * (1 + num_drafted),
+            ((ROOT_SOURCE,), *((self.name,) for _ in range(num_drafted))),
         )
-
-    def observe(self, request: Request, verdict: Verdict) -> None:
-        """See Drafter."""
-
-    def release(self, request: Request) -> None:
-        """See Drafter."""
 
 
 class StepBench:

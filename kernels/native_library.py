@@ -118,6 +118,7 @@ class CStep(ctypes.Structure):
         ("paths", ctypes.c_char_p),
         ("logit_rows", ctypes.POINTER(c_int32)),
         ("logits", c_void_p),
+        ("hidden", c_void_p),
         ("num_rows", c_int32),
         ("num_segments", c_int32),
         ("num_logits", c_int32),
@@ -143,6 +144,14 @@ def load(cache: Path, on_compile: Callable[[], None] = lambda: None) -> ctypes.C
     library.specdec_close.restype = None
     library.specdec_forward.argtypes = [c_void_p, ctypes.POINTER(CCache), ctypes.POINTER(CStep)]
     library.specdec_forward.restype = None
+    library.specdec_multiply.argtypes = [
+        c_void_p,
+        ctypes.POINTER(CLinear),
+        c_void_p,
+        c_int32,
+        c_void_p,
+    ]
+    library.specdec_multiply.restype = None
     library.specdec_move.argtypes = [
         c_void_p,
         ctypes.POINTER(CCache),

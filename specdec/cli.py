@@ -102,6 +102,10 @@ def generate(
     ] = None,
     system: Annotated[str | None, typer.Option(help="System message before the prompt.")] = None,
     raw: Annotated[bool, typer.Option(help="Continue the prompt; no chat template.")] = False,
+    prediction: Annotated[
+        Path | None,
+        typer.Option(help="File with the text expected back, for the drafter prediction."),
+    ] = None,
     max_tokens: int = 256,
     temperature: float = 0.0,
     top_k: int = 0,
@@ -165,7 +169,10 @@ def generate(
     )
     if logprobs is not None and not as_json:
         raise UsageError("--logprobs needs --json")
+    if str(prediction) == "-" and "-" in (prompt, str(file), str(messages)):
+        raise UsageError("standard input is either the prompt or the prediction")
     chat = _chat(prompt, file, messages, system, raw)
+    predicted = "" if prediction is None else _read(prediction)
 
     from specdec.engine import Engine
     from specdec.generation import generate as run
@@ -175,7 +182,8 @@ def generate(
     tokenizer = engine.tokenizer
     prompt_ids = tokenizer.encode(chat) if isinstance(chat, str) else tokenizer.encode_chat(chat)
     printer = None if as_json else TokenPrinter(sys.stdout)
-    result = run(engine, prompt_ids, params, on_delta=printer)
+    prediction_ids = tokenizer.encode(predicted, add_special_tokens=False)
+    result = run(engine, prompt_ids, params, prediction_ids=prediction_ids, on_delta=printer)
     if printer is None:
         print(json.dumps(result.as_json(), ensure_ascii=False))
     else:

@@ -7,14 +7,13 @@ from collections.abc import Callable, Hashable
 from typing import Generic, Protocol, TypeVar
 
 import torch
-from torch import Tensor
 
 ROW_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MAX_GRAPHS = 64  # the least recently used one makes room
 
-Step = Callable[[], Tensor]
 Key = TypeVar("Key", bound=Hashable)
 Tables = TypeVar("Tables")
+Result = TypeVar("Result")
 
 
 def row_bucket(num_rows: int, multiple: int = 1) -> int:
@@ -30,17 +29,17 @@ def row_bucket(num_rows: int, multiple: int = 1) -> int:
     return -(-num_rows // multiple) * multiple
 
 
-class Recorder(Protocol):
+class Recorder(Protocol[Result]):
     """Turns a step over static tensors into one that can be run again and again."""
 
-    def record(self, step: Step) -> Step:
+    def record(self, step: Callable[[], Result]) -> Callable[[], Result]:
         """Run the step once; return what runs it again on the tensors' new content."""
 
 
 class Caller:
     """Records nothing: calls the step again. For the CPU and for the tests."""
 
-    def record(self, step: Step) -> Step:
+    def record(self, step: Callable[[], Result]) -> Callable[[], Result]:
         return step
 
 
@@ -51,7 +50,7 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()  # graphs never run at once: one memory for all
         self._side = torch.cuda.Stream()  # one, for cuBLAS keeps a workspace per stream
 
-    def record(self, step: Step) -> Step:
+    def record(self, step: Callable[[], Result]) -> Callable[[], Result]:
         # Kernels are compiled and libraries set up before the capture, which allows neither.
         self._side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._side):
@@ -61,14 +60,14 @@ class CudaRecorder:
         with torch.cuda.graph(graph, pool=self._pool):
             out = step()
 
-        def replay() -> Tensor:
+        def replay() -> Result:
             graph.replay()
             return out
 
         return replay
 
 
-class RecordedSteps(Generic[Key, Tables]):
+class RecordedSteps(Generic[Key, Tables, Result]):
     """Recorded steps by size: the tables that a step reads, and how to run it.
 
     make_tables: allocates the static tensors of a size; step: what to record over them, given
@@ -77,19 +76,19 @@ class RecordedSteps(Generic[Key, Tables]):
 
     def __init__(
         self,
-        recorder: Recorder,
+        recorder: Recorder[Result],
         make_tables: Callable[[Key], Tables],
-        step: Callable[[Tables], Tensor],
+        step: Callable[[Tables], Result],
     ) -> None:
         self._recorder = recorder
         self._make_tables = make_tables
         self._step = step
-        self._recorded: OrderedDict[Key, tuple[Tables, Step]] = OrderedDict()
+        self._recorded: OrderedDict[Key, tuple[Tables, Callable[[], Result]]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._recorded)
 
-    def run(self, size: Key, load: Callable[[Tables], None]) -> Tensor:
+    def run(self, size: Key, load: Callable[[Tables], None]) -> Result:
         """Load the tables of this size, recording the step first if it is new, and run it.
 
         The result is valid until the next run of any size: recordings share their memory.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from specdec.cuda_graphs import (
     ROW_BUCKETS,
     Caller,
@@ -19,6 +17,7 @@ from specdec.kernels.step_tables import StepTables, TableSizes
 from specdec.kernels.triton_step import TritonStep
 from specdec.kv_cache import KVCache
 from specdec.model import TargetModel
+from specdec.target import TargetOutput
 
 _LONG_CONTEXT = 4096  # of a rehearsal
 
@@ -35,7 +34,7 @@ class DeviceForward:
     """
 
     def __init__(
-        self, model: TargetModel, kv_cache: KVCache, recorder: Recorder | None = None
+        self, model: TargetModel, kv_cache: KVCache, recorder: Recorder[TargetOutput] | None = None
     ) -> None:
         self._model = model
         self._kv_cache = kv_cache
@@ -47,15 +46,15 @@ class DeviceForward:
             recorder or (CudaRecorder() if on_gpu else Caller()), self._make_tables, self._step
         )
 
-    def __call__(self, batch: Batch) -> Tensor:
-        """Logits [num_logits, vocab], valid until the next call."""
+    def __call__(self, batch: Batch) -> TargetOutput:
+        """Logits and hidden states, valid until the next call."""
         sizes = self.sizes(batch)
         num_logits = len(batch.logit_rows)
         if sizes.num_rows <= ROW_BUCKETS[-1]:
-            return self._recorded.run(sizes, lambda tables: tables.load(batch))[:num_logits]
+            return self._recorded.run(sizes, lambda tables: tables.load(batch)).first(num_logits)
         tables = self._make_tables(sizes)
         tables.load(batch)
-        return self._step(tables)[:num_logits]
+        return self._step(tables).first(num_logits)
 
     def warm_up(self, node_budget: int, token_budget: int) -> None:
         """Compile and record what a lone stream needs: prompt, plain steps, chains, trees, moves.
@@ -123,7 +122,7 @@ class DeviceForward:
     def _make_tables(self, sizes: TableSizes) -> StepTables:
         return StepTables(sizes, self._device)
 
-    def _step(self, tables: StepTables) -> Tensor:
+    def _step(self, tables: StepTables) -> TargetOutput:
         model = self._model
         ops = TritonStep(tables, model.heads, model.cos, model.sin)
         return model.forward(ops, self._kv_cache)

@@ -139,7 +139,7 @@ def _verified(
     num_accepted = int(walk.num_accepted[index])
     path = tuple(walk.path[index, :num_accepted].tolist())
     token_ids = tuple(walk.tokens[index, : num_accepted + 1].tolist())
-    sources = (*(tree.sources[node] for node in path), ROOT_SOURCE)
+    sources = (*(tree.sources[node] for node in path), (ROOT_SOURCE,))
     verdict = Verdict(path, token_ids, sources)
     stats, params = step.request.stats, step.request.params
     tokens = records(verdict, logits, step=stats.num_steps, num_logprobs=params.logprobs)

@@ -1,12 +1,18 @@
-"""The Drafter protocol: all that the engine knows of drafters."""
+"""Drafter: all that the engine knows of drafters, and how they are found by name."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Protocol
+from typing import ClassVar, Self
 
+from torch import Tensor
+
+from specdec.config import EngineConfig
 from specdec.errors import UsageError
+from specdec.loading import LoadedModel
 from specdec.plan import DecodeStep
 from specdec.request import Request
 from specdec.tree import DraftTree
@@ -15,27 +21,71 @@ from specdec.verification import Verdict
 ENTRY_POINT_GROUP = "specdec.drafters"
 
 
-class Drafter(Protocol):
+@dataclass(frozen=True)
+class DraftContext:
+    """What a drafter may build on: the loaded target, the settings, and its own checkpoint.
+
+    `checkpoint` is what follows the drafter's name, as in `--drafter medusa=FOLDER`, or None.
+    """
+
+    target: LoadedModel
+    config: EngineConfig
+    checkpoint: str | None = None
+
+
+class Drafter(ABC):
     """Returns scored draft trees; whatever it guesses, the output stays the target's.
 
     Calls per request: `admit` once, then `draft` and `observe` per decode step, `release` once
-    (also after an abort). `draft` must respect each step's `node_budget` and start each tree with
-    the step's root; a tree that is only its root is always right.
+    (also after an abort). Only `draft` must be written. It must respect each step's
+    `node_budget` and start each tree with the step's root; a tree that is only its root is
+    always right. A request may be preempted between two steps: its tokens stay.
+
+    Example: docs/drafters.md holds a whole one.
     """
 
-    name: str
+    name: ClassVar[str]
+    """How `--drafter` and every count call it."""
 
-    def admit(self, request: Request) -> None:
+    needs_hidden: bool = False
+    """Whether `observe` wants the target's hidden states."""
+
+    num_bytes: int = 0
+    """Most memory it holds outside of requests: weights, caches, buffers."""
+
+    @classmethod
+    def load(cls, context: DraftContext) -> Self:
+        """Make one for an engine. Raises UsageError or CheckpointError with what to do."""
+        if context.checkpoint is not None:
+            raise UsageError(f"the drafter {cls.name} takes no checkpoint; leave out '=...'")
+        return cls()
+
+    def admit(self, request: Request) -> None:  # noqa: B027  # most have nothing to do
         """Learn of a new request; its prompt is known, its output is empty."""
 
+    @abstractmethod
     def draft(self, steps: Sequence[DecodeStep]) -> list[DraftTree]:
-        """One tree per decode step, in order."""
+        """One tree per decode step, in order.
 
-    def observe(self, request: Request, verdict: Verdict) -> None:
-        """Learn what was accepted; the request's tokens already hold it."""
+        A node's score is the drafter's estimate that the node is accepted given that its parent
+        is, between 0 and 1: trees of several drafters are merged by it.
+        """
 
-    def release(self, request: Request) -> None:
+    def observe(  # noqa: B027
+        self, request: Request, verdict: Verdict, hidden: Tensor | None
+    ) -> None:
+        """Learn what was accepted; the request's tokens already hold it.
+
+        hidden: fp32 [accepted length + 1, hidden_size], where asked for: the target's states
+        after its last norm, of the root and of each accepted node. The last row is the state
+        whose logits chose the bonus token.
+        """
+
+    def release(self, request: Request) -> None:  # noqa: B027
         """Forget a request."""
+
+    def close(self) -> None:  # noqa: B027
+        """The engine ends: write what should outlive it."""
 
 
 def available_drafters() -> tuple[str, ...]:
@@ -43,12 +93,20 @@ def available_drafters() -> tuple[str, ...]:
     return tuple(sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)}))
 
 
-def load_drafter(name: str) -> Drafter:
-    """Make the drafter registered as `name`.
+def parse_drafters(names: str) -> tuple[tuple[type[Drafter], str | None], ...]:
+    """The drafter classes that a comma-separated list names, each with its checkpoint or None.
 
-    Example: `load_drafter("ngram")`. Raises UsageError naming the choices.
+    Example: `parse_drafters("suffix,medusa=heads/")`. Raises UsageError naming the choices.
     """
-    for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
-        drafter: Drafter = point.load()()
-        return drafter
-    raise UsageError(f"unknown drafter {name!r}; choose from {', '.join(available_drafters())}")
+    found: list[tuple[type[Drafter], str | None]] = []
+    for item in names.split(","):
+        name, _, checkpoint = item.strip().partition("=")
+        points = list(entry_points(group=ENTRY_POINT_GROUP, name=name)) if name else []
+        if not points:
+            choices = ", ".join(available_drafters())
+            raise UsageError(f"unknown drafter {name!r}; choose from {choices}")
+        drafter: type[Drafter] = points[0].load()
+        if any(known is drafter for known, _ in found):
+            raise UsageError(f"drafter {name!r} is named twice")
+        found.append((drafter, checkpoint or None))
+    return tuple(found)

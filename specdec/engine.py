@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from specdec.block_pool import BlockPool
 from specdec.commit import Committer, StepOutcome, VerifiedStep
+from specdec.composite import CompositeDrafter
 from specdec.config import EngineConfig
 from specdec.controller import FixedBudget
-from specdec.drafting import Drafter, load_drafter
+from specdec.drafting import DraftContext, Drafter, parse_drafters
 from specdec.errors import ContextLengthExceeded, InvalidRequest
 from specdec.loading import LoadedModel, load_model, make_kv_cache
 from specdec.model_runner import ModelRunner
@@ -45,9 +47,20 @@ class Engine:
         drafter: Drafter | None = None,
     ) -> None:
         self.config = config
-        self.drafter = drafter or load_drafter(config.drafter)
+        if drafter is None:
+            parse_drafters(config.drafter)  # a wrong name is told before a model is loaded
         self.loaded = loaded or load_model(config)
-        kv_cache = make_kv_cache(config, self.loaded.model, self.loaded.max_model_len)
+        self.drafter = (
+            CompositeDrafter.load(DraftContext(self.loaded, config))
+            if drafter is None
+            else CompositeDrafter([drafter], vocab_size=self.vocab_size)
+        )
+        kv_cache = make_kv_cache(
+            config,
+            self.loaded.model,
+            self.loaded.max_model_len,
+            num_reserved_bytes=self.drafter.num_bytes,
+        )
         self.runner = ModelRunner(self.loaded.model, kv_cache)
         self.runner.warm_up(config.node_budget, config.token_budget)
         self.pool = BlockPool(
@@ -148,17 +161,30 @@ class Engine:
             return outputs
         trees = self.drafter.draft(plan.decode_steps)
         batch = self.runner.pack(plan, trees)
-        logits = self.runner.forward(batch)
-        verified = self._verifier.verify(plan, trees, logits, batch, self._samplers)
+        target = self.runner.forward(batch)
+        verified = self._verifier.verify(plan, trees, target.logits, batch, self._samplers)
         outcome = self._committer.commit(plan, verified)
-        return outputs + self._report(outcome, verified)
+        return outputs + self._report(outcome, verified, target.hidden, batch.first_logit)
+
+    def close(self) -> None:
+        """Let drafters write what should outlive the engine."""
+        self.drafter.close()
 
     def _report(
-        self, outcome: StepOutcome, verified: Sequence[VerifiedStep]
+        self,
+        outcome: StepOutcome,
+        verified: Sequence[VerifiedStep],
+        hidden: Tensor,
+        first_logit: Sequence[int],
     ) -> list[RequestOutput]:
         """Tell drafters and callers what was committed; let go of what has finished."""
-        for item in verified:
-            self.drafter.observe(item.step.request, item.verdict)
+        for item, first in zip(verified, first_logit[:-1], strict=True):
+            if item.error is not None:
+                continue
+            rows = None
+            if self.drafter.needs_hidden:
+                rows = hidden[[first + node for node in item.verdict.rows]].float()
+            self.drafter.observe(item.step.request, item.verdict, rows)
         outputs = []
         for request, tokens in outcome.tokens:
             if request.is_finished:

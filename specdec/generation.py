@@ -84,19 +84,26 @@ def generate(
     prompt_ids: Sequence[int],
     params: SamplingParams,
     *,
+    prediction_ids: Sequence[int] = (),
     on_delta: OnDelta | None = None,
 ) -> Generation:
     """Run one request to its end.
 
-    `on_delta(text, token)` is called for every token, and once with None for the text held back
-    at the end. Raises SpecdecError if the engine reports an error.
+    `prediction_ids` is the text that is expected back, as far as the context reaches; the drafter
+    "prediction" follows it. `on_delta(text, token)` is called for every token, and once with None
+    for the text held back at the end. Raises SpecdecError if the engine reports an error.
 
     Example:
         engine = Engine(EngineConfig())
         ids = engine.tokenizer.encode_chat([{"role": "user", "content": "Hello"}])
         print(generate(engine, ids, SamplingParams(max_tokens=32)).text)
     """
-    request = Request(f"generate-{next(_numbers)}", tuple(prompt_ids), params)
+    request = Request(
+        f"generate-{next(_numbers)}",
+        tuple(prompt_ids),
+        params,
+        prediction_ids=tuple(prediction_ids[: engine.max_model_len]),
+    )
     stream = TextStream(engine.tokenizer, params.stop, min_tokens=params.min_tokens)
     parts: list[str] = []
 

@@ -156,19 +156,22 @@ def resolve_precision(weights: WeightPrecision, device: torch.device) -> str:
     return "bf16"
 
 
-def make_kv_cache(config: EngineConfig, model: Target, max_model_len: int) -> PagedCache:
-    """A KV cache of the configured size.
+def make_kv_cache(
+    config: EngineConfig, model: Target, max_model_len: int, *, num_reserved_bytes: int = 0
+) -> PagedCache:
+    """A KV cache of the configured size, less what drafters take of it.
 
     Raises UsageError when it cannot hold one request of the longest context.
     """
     per_block = model.kv_bytes_per_block(config.kv, config.block_size)
-    num_blocks = config.kv_memory_mib * 2**20 // per_block
+    num_blocks = (config.kv_memory_mib * 2**20 - num_reserved_bytes) // per_block
     num_needed = -(-max_model_len // config.block_size)
     if num_blocks < num_needed:
-        needed_mib = -(-num_needed * per_block // 2**20)
+        needed_mib = -(-(num_needed * per_block + num_reserved_bytes) // 2**20)
+        beside = f" beside {num_reserved_bytes >> 20} MiB of drafters" if num_reserved_bytes else ""
         raise UsageError(
             f"{config.kv_memory_mib} MiB of KV cache cannot hold one context of {max_model_len} "
-            f"tokens; give at least {needed_mib} MiB or a smaller max model len"
+            f"tokens{beside}; give at least {needed_mib} MiB or a smaller max model len"
         )
     try:
         return model.make_kv_cache(config.kv, num_blocks=num_blocks, block_size=config.block_size)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+
+Sources = tuple[str, ...]  # of one node: the drafters that guessed it
 
 
 @dataclass
@@ -20,17 +24,21 @@ class SpeculationStats:
     accepted_lengths: Counter[int] = field(default_factory=Counter)
     accepted_by_source: Counter[str] = field(default_factory=Counter)
     drafted_by_source: Counter[str] = field(default_factory=Counter)
+    disabled_drafters: list[str] = field(default_factory=list)  # they raised; see the log
 
     def observe_step(
-        self, draft_sources: tuple[str, ...], accepted_sources: tuple[str, ...]
+        self, draft_sources: Sequence[Sources], accepted_sources: Sequence[Sources]
     ) -> None:
-        """Count one decode step by the sources of its draft nodes and of the accepted ones."""
+        """Count one decode step by the sources of its draft nodes and of the accepted ones.
+
+        A node that several drafters guessed counts once for each of them.
+        """
         self.num_steps += 1
         self.num_draft_tokens += len(draft_sources)
         self.num_accepted += len(accepted_sources)
         self.accepted_lengths[len(accepted_sources)] += 1
-        self.drafted_by_source.update(draft_sources)
-        self.accepted_by_source.update(accepted_sources)
+        self.drafted_by_source.update(chain.from_iterable(draft_sources))
+        self.accepted_by_source.update(chain.from_iterable(accepted_sources))
 
     def add(self, other: SpeculationStats) -> None:
         """Take in another accumulator's counts."""
@@ -65,4 +73,6 @@ class SpeculationStats:
             "num_accepted_draft_tokens": self.num_accepted,
             "num_draft_tokens": self.num_draft_tokens,
             "accepted_by_source": dict(sorted(self.accepted_by_source.items())),
+            "drafted_by_source": dict(sorted(self.drafted_by_source.items())),
+            **({"disabled_drafters": self.disabled_drafters} if self.disabled_drafters else {}),
         }

@@ -9,7 +9,8 @@ from specdec.kernels.step_ops import HeadShape, StepOps
 from specdec.kv_cache import KVCache
 from specdec.model_config import ModelConfig
 from specdec.row_invariance import min_rows, padding
-from specdec.weights import ModelWeights
+from specdec.target import TargetOutput
+from specdec.weights import ModelWeights, PackedLinear
 
 _KV_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 
@@ -69,6 +70,11 @@ class TargetModel:
             device=self.device,
         )
 
+    def make_linear(self, weight: Tensor) -> PackedLinear:
+        """A matrix [out_features, in_features] of the caller's own, packed as the model's are."""
+        weight = weight.to(self.device, self.weights.dtype)
+        return PackedLinear(weight, row_tile=self.weights.row_tile)
+
     def _kv_dtype(self, kv: str) -> torch.dtype:
         if kv == "auto":
             return torch.float32 if self.device.type == "cpu" else self.weights.dtype
@@ -80,8 +86,8 @@ class TargetModel:
         return 0 if tile is None else padding(num_rows, self.min_rows, tile)
 
     @torch.inference_mode()
-    def forward(self, ops: StepOps, kv_cache: KVCache) -> Tensor:
-        """Logits of the rows in `ops.logit_rows`, in the weights' dtype [num_logits, vocab]."""
+    def forward(self, ops: StepOps, kv_cache: KVCache) -> TargetOutput:
+        """Logits and hidden states of the rows in `ops.logit_rows`, in the weights' dtype."""
         eps, dtype = self.config.norm_eps, self.weights.dtype
         x = self.weights.embedding[ops.token_ids].float()  # [num_rows, hidden]
         delta: Tensor | None = None
@@ -96,10 +102,10 @@ class TargetModel:
         assert delta is not None
         return self._logits(ops, x[ops.logit_rows], delta[ops.logit_rows])
 
-    def _logits(self, ops: StepOps, x: Tensor, delta: Tensor) -> Tensor:
+    def _logits(self, ops: StepOps, x: Tensor, delta: Tensor) -> TargetOutput:
         num_logits = x.shape[0]
         if missing := self.padding(num_logits):
             x, delta = (torch.nn.functional.pad(t, (0, 0, 0, missing)) for t in (x, delta))
         norm = self.weights.final_norm
         _, normed = ops.add_rms_norm(x, delta, norm, self.config.norm_eps, self.weights.dtype)
-        return self.weights.head(normed)[:num_logits]
+        return TargetOutput(self.weights.head(normed), normed).first(num_logits)

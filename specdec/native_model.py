@@ -14,7 +14,9 @@ from specdec.kernels.batch import Batch
 from specdec.kernels.native_library import CCache, CModel, CSegment, CStep
 from specdec.model_config import ModelConfig
 from specdec.native_cache import NativeKVCache, integers
+from specdec.native_linear import NativeLinear
 from specdec.native_weights import IntegerSource, NativeWeights
+from specdec.target import TargetOutput
 from specdec.weights import TensorSource
 
 
@@ -26,7 +28,8 @@ class NativeModel:
 
     Example:
         model = NativeModel(library, config, weights, "bf16", max_model_len=2048)
-        logits = model.forward(batch, model.make_kv_cache("bf16", num_blocks=64, block_size=32))
+        kv_cache = model.make_kv_cache("bf16", num_blocks=64, block_size=32)
+        logits = model.forward(batch, kv_cache).logits
     """
 
     device = torch.device("cpu")
@@ -82,13 +85,18 @@ class NativeModel:
             mover=self._move,
         )
 
+    def make_linear(self, weight: Tensor) -> NativeLinear:
+        """A matrix [out_features, in_features] of the caller's own, packed as the model's are."""
+        precision = "fp32" if self.precision == "fp32" else "bf16"
+        return NativeLinear(self._library, self._forward, weight, precision)
+
     def _kv_precision(self, kv: str) -> str:
         if kv == "auto":
             return "fp32" if self.precision == "fp32" else "bf16"
         return kv
 
-    def forward(self, batch: Batch, kv_cache: NativeKVCache) -> Tensor:
-        """Logits fp32 [num_logits, vocab]; writes the batch's keys and values to the cache."""
+    def forward(self, batch: Batch, kv_cache: NativeKVCache) -> TargetOutput:
+        """Logits and hidden states in fp32; writes the batch's keys and values to the cache."""
         blocks: list[int] = []
         paths = bytearray()
         segments = []
@@ -102,6 +110,7 @@ class NativeModel:
                 path = segment.path(row)
                 paths += bytes(path) + bytes(segment.num_rows - len(path))
         logits = torch.empty(len(batch.logit_rows), self.weights.head.out)
+        hidden = torch.empty(len(batch.logit_rows), self.config.hidden_size)
         step = CStep(
             token_ids=integers(batch.token_ids),
             positions=integers(batch.positions),
@@ -111,6 +120,7 @@ class NativeModel:
             paths=bytes(paths),
             logit_rows=integers(batch.logit_rows),
             logits=logits.data_ptr(),
+            hidden=hidden.data_ptr(),
             num_rows=batch.num_rows,
             num_segments=len(segments),
             num_logits=len(batch.logit_rows),
@@ -118,7 +128,7 @@ class NativeModel:
         self._library.specdec_forward(
             self._forward, ctypes.byref(kv_cache.described), ctypes.byref(step)
         )
-        return logits[:, : self.config.vocab_size]
+        return TargetOutput(logits[:, : self.config.vocab_size], hidden)
 
     def _move(self, cache: CCache, src: Sequence[int], dst: Sequence[int]) -> None:
         self._library.specdec_move(

@@ -27,14 +27,14 @@ class Phase(Enum):
 class TokenRecord:
     """One output token and where it came from.
 
-    `source` is the drafter whose node carried it, or "target" for the bonus token; `depth` is the
-    node's depth in its tree (the bonus token: accepted length + 1); `step` counts the request's
-    decode steps. `logprob` and `top_logprobs` (likeliest first) are of the target's own
+    `sources` are the drafters whose node carried it, or "target" for the bonus token; `depth` is
+    the node's depth in its tree (the bonus token: accepted length + 1); `step` counts the
+    request's decode steps. `logprob` and `top_logprobs` (likeliest first) are of the target's own
     distribution before any sampling parameter, and present when the request asked for them.
     """
 
     token_id: int
-    source: str
+    sources: tuple[str, ...]
     depth: int
     step: int
     logprob: float | None = None
@@ -56,6 +56,7 @@ class Request:
     priority: int = 0
     cache_salt: str = ""
     node_budget: int | None = None  # this request's own limit on draft nodes; None = the engine's
+    prediction_ids: tuple[int, ...] = ()  # the text that the caller expects back
     stop_matcher: StopMatcher | None = None
 
     phase: Phase = Phase.WAITING

@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from specdec.model_config import ModelConfig
+
+
+@dataclass(frozen=True)
+class TargetOutput:
+    """What a forward gives for each row that wants logits; valid until the next forward.
+
+    `hidden` are the states after the last norm, which the head reads: logits = hidden W^T.
+    """
+
+    logits: Tensor  # [num_logits, vocab]
+    hidden: Tensor  # [num_logits, hidden_size]
+
+    def first(self, count: int) -> TargetOutput:
+        """Without the rows that padding added."""
+        return TargetOutput(self.logits[:count], self.hidden[:count])
 
 
 class PagedCache(Protocol):
@@ -27,6 +44,16 @@ class PagedCache(Protocol):
         """Zero blocks."""
 
 
+class Linear(Protocol):
+    """y = x W^T, packed."""
+
+    out_features: int
+    in_features: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [num_rows, in_features]. Returns [num_rows, out_features]."""
+
+
 class Target(Protocol):
     """A model with its weights in memory: `TargetModel` or `NativeModel`."""
 
@@ -39,6 +66,9 @@ class Target(Protocol):
     @property
     def logits_dtype(self) -> torch.dtype:
         """What its logits are in."""
+
+    def make_linear(self, weight: Tensor) -> Linear:
+        """A matrix [out_features, in_features] of the caller's own, packed as the model's are."""
 
     def kv_bytes_per_block(self, kv: str, block_size: int) -> int:
         """Memory of one block of a KV cache of this precision over all layers, in bytes."""

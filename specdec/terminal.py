@@ -22,7 +22,7 @@ class TokenPrinter:
 
     def __call__(self, text: str, token: TokenRecord | None) -> None:
         """Print one token's newly printable text."""
-        is_drafted = token is not None and token.source != ROOT_SOURCE
+        is_drafted = token is not None and token.sources != (ROOT_SOURCE,)
         if self._has_colour and is_drafted and text:
             text = f"{_DRAFTED}{text}{_RESET}"
         self._out.write(text)

@@ -17,10 +17,10 @@ ROOT_SOURCE = "target"
 class DraftTree:
     """Guesses for one request's step; node 0 is the root, the last committed token.
 
-    `scores[i]` is the drafter's own estimate for node i given its parent (any monotone scale),
-    `sources[i]` names the drafter. `draft_probs`, where a drafter sampled its guesses, holds per
-    node the distribution [num_nodes, vocab] from which its children were drawn without
-    replacement; only the `rejection` rule reads it, and None means point masses.
+    `scores[i]` estimates that node i is accepted given that its parent is, between 0 and 1,
+    `sources[i]` names the drafters that guessed it. `draft_probs`, where a drafter sampled its
+    guesses, holds per node the distribution [num_nodes, vocab] from which its children were drawn
+    without replacement; only the `rejection` rule reads it, and None means point masses.
 
     Example: `DraftTree((5, 7, 8, 9), (-1, 0, 1, 0), ...)` guesses "7 8" or "9" after root 5.
     """
@@ -28,7 +28,7 @@ class DraftTree:
     token_ids: tuple[int, ...]
     parents: tuple[int, ...]
     scores: tuple[float, ...]
-    sources: tuple[str, ...]
+    sources: tuple[tuple[str, ...], ...]
     draft_probs: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -40,7 +40,7 @@ class DraftTree:
     @classmethod
     def root_only(cls, token_id: int) -> DraftTree:
         """The tree of plain decoding."""
-        return cls((token_id,), (-1,), (0.0,), (ROOT_SOURCE,))
+        return cls((token_id,), (-1,), (1.0,), ((ROOT_SOURCE,),))
 
     @classmethod
     def from_paths(
@@ -108,18 +108,25 @@ class DraftTree:
 
 
 class TreeBuilder:
-    """Grows a DraftTree node by node within a budget, reusing children that exist already."""
+    """Grows a DraftTree node by node within a budget.
+
+    A child that exists already is joined: it remembers all sources and its best score.
+    """
 
     def __init__(self, root: int, node_budget: int) -> None:
         self.room = node_budget
         self._token_ids, self._parents = [root], [-1]
-        self._scores, self._sources = [0.0], [ROOT_SOURCE]
+        self._scores = [1.0]
+        self._sources: list[tuple[str, ...]] = [(ROOT_SOURCE,)]
         self._child_of: dict[tuple[int, int], int] = {}
 
     def add(self, parent: int, token_id: int, score: float, source: str) -> int | None:
         """The child of `parent` carrying `token_id`, made if new; None once the budget is spent."""
         known = self._child_of.get((parent, token_id))
         if known is not None:
+            self._scores[known] = max(self._scores[known], score)
+            if source not in self._sources[known]:
+                self._sources[known] += (source,)
             return known
         if self.room <= 0:
             return None
@@ -128,7 +135,7 @@ class TreeBuilder:
         self._token_ids.append(token_id)
         self._parents.append(parent)
         self._scores.append(score)
-        self._sources.append(source)
+        self._sources.append((source,))
         self._child_of[parent, token_id] = node
         return node
 

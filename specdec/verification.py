@@ -37,7 +37,7 @@ class Verdict:
 
     path: tuple[int, ...]
     token_ids: tuple[int, ...]
-    sources: tuple[str, ...]
+    sources: tuple[tuple[str, ...], ...]
 
     @property
     def accepted_length(self) -> int:
@@ -75,7 +75,7 @@ def verify(
         child, token_id = step(tree, node, logits[node], sampler, [*output_ids, *chosen])
         chosen.append(token_id)
         if child is None:
-            sources = (*(tree.sources[n] for n in path), ROOT_SOURCE)
+            sources = (*(tree.sources[n] for n in path), (ROOT_SOURCE,))
             return Verdict(tuple(path), tuple(chosen), sources)
         path.append(child)
         node = child
@@ -87,12 +87,12 @@ def records(
     """The verdict's tokens with their provenance and, if asked for, their log-probabilities."""
     out = []
     for index, (row, token_id) in enumerate(zip(verdict.rows, verdict.token_ids, strict=True)):
-        source = verdict.sources[index]
+        sources = verdict.sources[index]
         if num_logprobs is None:
-            out.append(TokenRecord(token_id, source, index + 1, step))
+            out.append(TokenRecord(token_id, sources, index + 1, step))
         else:
             logprob, top = raw_log_probs(logits[row], token_id, num_logprobs)
-            out.append(TokenRecord(token_id, source, index + 1, step, logprob, tuple(top)))
+            out.append(TokenRecord(token_id, sources, index + 1, step, logprob, tuple(top)))
     return out
 
 

@@ -143,7 +143,7 @@ class NativeSession:
             logit_rows=tuple(range(start)),
             first_logit=(0, start),
         )
-        logits = self.model.forward(batch, self.kv_cache)
+        logits = self.model.forward(batch, self.kv_cache).logits
         return list(logits.split([segment.num_rows for segment in segments]))
 
     def slots(self, rows: Rows) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specdec.config import MAX_NODE_BUDGET, EngineConfig
-from specdec.drafting import available_drafters, load_drafter
+from specdec.drafting import available_drafters, parse_drafters
 from specdec.errors import UsageError
 from tests.toy import toy_engine
 
@@ -73,9 +73,13 @@ def test_frozen_and_without_unknown_settings() -> None:
 def test_unknown_drafter_names_the_choices() -> None:
     assert {"none", "ngram"} <= set(available_drafters())
     with pytest.raises(UsageError, match=r"unknown drafter 'psychic'; choose from .*ngram.*none"):
-        load_drafter("psychic")
-    assert load_drafter("ngram").name == "ngram"
-    assert load_drafter("none").name == "none"
+        parse_drafters("none,psychic")
+    assert [(d.name, at) for d, at in parse_drafters("ngram=x,none")] == [
+        ("ngram", "x"),
+        ("none", None),
+    ]
+    with pytest.raises(UsageError, match="'ngram' is named twice"):
+        parse_drafters("ngram, ngram=y")
 
 
 def test_a_cache_too_small_for_one_context_says_how_much_is_needed() -> None:

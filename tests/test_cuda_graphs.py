@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec import cuda_graphs
-from specdec.cuda_graphs import ROW_BUCKETS, Caller, CudaRecorder, RecordedSteps, Step, row_bucket
+from specdec.cuda_graphs import ROW_BUCKETS, Caller, CudaRecorder, RecordedSteps, row_bucket
 from tests.kernels.device import DEVICE, needs_gpu
 
 
@@ -32,7 +32,7 @@ class Tape:
         self.num_recorded = 0
         self.num_replayed = 0
 
-    def record(self, step: Step) -> Step:
+    def record(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
         self.num_recorded += 1
         out = step()
 
@@ -53,7 +53,7 @@ def fill(value: float) -> Callable[[Tensor], None]:
     return load
 
 
-def doubles(recorder: cuda_graphs.Recorder) -> RecordedSteps[int, Tensor]:
+def doubles(recorder: cuda_graphs.Recorder[Tensor]) -> RecordedSteps[int, Tensor, Tensor]:
     """Steps that double a table of the size's length."""
     return RecordedSteps(recorder, lambda size: torch.zeros(size), lambda table: table * 2)
 
@@ -85,7 +85,7 @@ def test_without_a_gpu_a_step_is_simply_called() -> None:
         calls.append(len(table))
         return table + 1
 
-    steps: RecordedSteps[int, Tensor] = RecordedSteps(
+    steps: RecordedSteps[int, Tensor, Tensor] = RecordedSteps(
         Caller(), lambda size: torch.zeros(size), step
     )
     for value in (1.0, 2.0):
@@ -96,7 +96,7 @@ def test_without_a_gpu_a_step_is_simply_called() -> None:
 
 @needs_gpu
 def test_a_cuda_graph_replays_on_new_content() -> None:
-    steps: RecordedSteps[int, Tensor] = RecordedSteps(
+    steps: RecordedSteps[int, Tensor, Tensor] = RecordedSteps(
         CudaRecorder(), lambda size: torch.zeros(size, device=DEVICE), lambda table: table * 2
     )
     for value in (1.0, 2.0, 3.0):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock, call, patch
@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.cuda_graphs import Recorder, Step
+from specdec.cuda_graphs import Recorder
 from specdec.device_forward import DeviceForward
 from specdec.device_verifier import DeviceVerifier, _rows
 from specdec.kernels.batch import Batch
@@ -26,6 +26,7 @@ from specdec.params import SamplingParams
 from specdec.plan import DecodeStep, PrefillChunk, StepPlan
 from specdec.request import Request, RequestOutput, TokenRecord
 from specdec.sampling import Sampler
+from specdec.target import TargetOutput
 from specdec.tree import DraftTree, TreeBuilder
 from specdec.verifier import HostVerifier
 from tests.kernels.device import DEVICE, needs_gpu, randn
@@ -92,10 +93,11 @@ def test_broken_logits_end_their_request_alone() -> None:
         engine.add(Request(name, (1, 2, 3), SamplingParams(max_tokens=2, ignore_eos=True)))
     forward = engine.runner.forward
 
-    def break_one(batch: object) -> Tensor:
-        logits = forward(batch).clone()  # type: ignore[arg-type]  # what the engine hands over
+    def break_one(batch: Batch) -> TargetOutput:
+        output = forward(batch)
+        logits = output.logits.clone()
         logits[0, 5] = float("nan")
-        return logits
+        return dataclasses.replace(output, logits=logits)
 
     with patch.object(engine.runner, "forward", break_one):
         outputs = engine.step()
@@ -123,7 +125,7 @@ def test_verdicts_are_those_of_the_host() -> None:
     for index in range(49):
         params = SamplingParams(**KINDS[index % len(KINDS)], seed=index, logprobs=index % 3 or None)
         request = Request(f"r{index}", (2, 1), params)
-        request.append(TokenRecord(3, "target", 1, 0), ())
+        request.append(TokenRecord(3, ("target",), 1, 0), ())
         request.stats.num_steps = index
         builder, nodes = TreeBuilder(3, index % 8), [0]
         while builder.room:
@@ -173,7 +175,7 @@ def test_columns_of_the_nodes_are_aligned(num_guesses: int) -> None:
 
 
 def device_forward(
-    loaded: LoadedModel, kv_cache: KVCache, recorder: Recorder | None = None
+    loaded: LoadedModel, kv_cache: KVCache, recorder: Recorder[TargetOutput] | None = None
 ) -> DeviceForward:
     assert isinstance(loaded.model, TargetModel)
     return DeviceForward(loaded.model, kv_cache, recorder)
@@ -201,7 +203,7 @@ class Session:
     def step(self, tree: DraftTree, chunk: tuple[int, int] | None = None) -> Tensor:
         chunks = (PrefillChunk(self.request, *chunk),) if chunk else ()
         plan = StepPlan(chunks, (DecodeStep(self.request, tree.num_nodes - 1),))
-        return self.runner.forward(self.runner.pack(plan, [tree])).clone()
+        return self.runner.forward(self.runner.pack(plan, [tree])).logits.clone()
 
 
 def test_a_token_has_the_same_logits_however_it_is_computed() -> None:
@@ -265,7 +267,7 @@ class Ledger:
     def __init__(self) -> None:
         self.count = 0
 
-    def record(self, step: Step) -> Step:
+    def record(self, step: Callable[[], TargetOutput]) -> Callable[[], TargetOutput]:
         self.count += 1
         return step
 
@@ -288,7 +290,7 @@ def test_a_lone_stream_finds_its_steps_recorded(is_deterministic: bool) -> None:
     assert recorded >= 2  # pinned rows need few sizes
     session.runner.__dict__["_on_device"] = forward
     prompt = StepPlan((PrefillChunk(session.request, 0, 4),), ())
-    assert len(session.runner.forward(session.runner.pack(prompt, []))) == 0
+    assert len(session.runner.forward(session.runner.pack(prompt, [])).logits) == 0
     session.step(DraftTree.root_only(5))
     session.step(DraftTree.from_paths(5, [[6, 7, 8]], source="x", node_budget=3))
     session.step(DraftTree.from_paths(5, [[6], [7], [8]], source="x", node_budget=3))
@@ -301,9 +303,9 @@ def test_a_step_of_many_rows_is_launched_unrecorded() -> None:
     forward = device_forward(toy_device_model(), session.kv_cache, ledger)
     plan = StepPlan((PrefillChunk(session.request, 0, 2),), (DecodeStep(session.request, 0),))
     batch = session.runner.pack(plan, [DraftTree.root_only(3)])
-    recorded = forward(batch).clone()
+    recorded = forward(batch).logits.clone()
     with patch("specdec.device_forward.ROW_BUCKETS", (1,)):
-        launched = forward(batch)
+        launched = forward(batch).logits
     assert ledger.count == 1
     assert launched.shape == (1, toy_device_model().model.config.vocab_size)
     assert torch.equal(launched, recorded)

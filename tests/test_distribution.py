@@ -264,7 +264,7 @@ def sampled_trees() -> Iterator[tuple[float, Callable[[TokenIds], DraftTree]]]:
     for a, b in itertools.permutations(range(VOCAB), 2):
         for c in range(VOCAB):
             probs = torch.stack((q[0], q[1], q[2], torch.zeros(VOCAB)))
-            tree = DraftTree((0, a, b, c), (-1, 0, 0, 2), (1.0,) * 4, ("toy",) * 4, probs)
+            tree = DraftTree((0, a, b, c), (-1, 0, 0, 2), (1.0,) * 4, (("toy",),) * 4, probs)
             yield (
                 float(q[0, a] * q[0, b] / (1 - q[0, a]) * q[2, c]),
                 lambda prefix, t=tree: DraftTree.root_only(0) if prefix else t,  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,12 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdec.drafting import Drafter
 from specdec.engine import Engine
 from specdec.errors import ContextLengthExceeded, InvalidRequest
 from specdec.kernels.batch import Batch
 from specdec.params import SamplingParams
 from specdec.plan import DecodeStep
 from specdec.request import Request, RequestOutput
+from specdec.target import TargetOutput
 from specdec.tree import DraftTree
 from specdec.verification import Verdict
 from tests.cache_contents import contents, poison
@@ -37,7 +40,7 @@ def truth_of(prompt: Sequence[int], **settings: Any) -> list[int]:
     return request.output_ids
 
 
-class ChainDrafter:
+class ChainDrafter(Drafter):
     """Proposes the given continuation as one chain, as far as the budget goes, ends included."""
 
     name = "chain"
@@ -60,7 +63,7 @@ class ChainDrafter:
             for step in steps
         ]
 
-    def observe(self, request: Request, verdict: Verdict) -> None:
+    def observe(self, request: Request, verdict: Verdict, hidden: Tensor | None) -> None:
         self.calls.append("observe")
 
     def release(self, request: Request) -> None:
@@ -154,7 +157,7 @@ def test_the_end_in_the_middle_of_an_accepted_path_cuts_everything(
     stats = outputs[-1].stats
     assert stats is not None and stats.num_steps == 1
     # The tree held more of the true text, but what was cut was not accepted.
-    assert stats.num_accepted == sum(t.source == "chain" for t in records)
+    assert stats.num_accepted == sum(t.sources == ("chain",) for t in records)
     assert stats.accepted_lengths == {stats.num_accepted: 1}
     assert stats.accepted_by_source.total() == stats.num_accepted
     assert length == 1 or stats.num_draft_tokens > stats.num_accepted
@@ -185,7 +188,7 @@ def test_statistics_add_up(drafter_seed: int) -> None:
     assert stats.accepted_lengths.total() == stats.num_steps == len(outputs)
     assert sum(n * c for n, c in stats.accepted_lengths.items()) == stats.num_accepted
     # The limit may cut the last path, whose step then has no bonus token.
-    is_cut = outputs[-1].tokens[-1].source == "truth"
+    is_cut = outputs[-1].tokens[-1].sources == ("truth",)
     assert len(request.output) == stats.num_steps + stats.num_accepted - is_cut
     assert stats.num_accepted == stats.accepted_by_source.total() > 0
     assert stats.num_draft_tokens == stats.drafted_by_source.total() >= stats.num_accepted
@@ -259,17 +262,18 @@ def test_nan_logits_fail_one_request_and_leave_the_neighbours_alone(
     forward = engine.runner.forward
     num_steps = 0
 
-    def poisoned(batch: Batch) -> Tensor:
+    def poisoned(batch: Batch) -> TargetOutput:
         nonlocal num_steps
         num_steps += 1
-        logits = forward(batch).clone()
+        output = forward(batch)
+        logits = output.logits.clone()
         if num_steps == 3:
             bad = requests["bad"]
             with torch.inference_mode():
                 poison(engine.runner.kv_cache, bad.block_ids[-1:])
             index = [r.request_id for r in engine.scheduler.running].index("bad")
             logits[batch.first_logit[index], 5] = torch.nan
-        return logits
+        return dataclasses.replace(output, logits=logits)
 
     monkeypatch.setattr(engine.runner, "forward", poisoned)
     outputs = run_all(engine, list(requests.values()))
@@ -292,7 +296,12 @@ def test_what_an_erroneous_request_published_is_not_found_again(
 ) -> None:
     engine = toy_engine()
     forward = engine.runner.forward
-    monkeypatch.setattr(engine.runner, "forward", lambda batch: forward(batch) * torch.nan)
+
+    def broken(batch: Batch) -> TargetOutput:
+        output = forward(batch)
+        return dataclasses.replace(output, logits=output.logits * torch.nan)
+
+    monkeypatch.setattr(engine.runner, "forward", broken)
     prompt = tuple(range(20))
     assert run_all(engine, [Request("bad", prompt, params())])[-1].finish_reason == "error"
     monkeypatch.setattr(engine.runner, "forward", forward)

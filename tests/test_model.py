@@ -186,7 +186,7 @@ class Session:
             PrefillChunk(self.request, start, end),
         )
         batch = self._runner.pack(StepPlan(chunks, ()), [])
-        assert self._runner.forward(batch).shape == (0, self._runner.model.config.vocab_size)
+        assert self._runner.forward(batch).logits.shape == (0, self._runner.model.config.vocab_size)
 
     def decode(self, tree: DraftTree, chunk: tuple[int, int] | None = None) -> Tensor:
         """Logits of each node; the last prefill chunk may come in the same step."""
@@ -194,7 +194,7 @@ class Session:
         steps = (DecodeStep(self._neighbour, 0), DecodeStep(self.request, tree.num_nodes - 1))
         trees = [DraftTree.root_only(1), tree]
         batch = self._runner.pack(StepPlan(chunks, steps), trees)
-        logits = self._runner.forward(batch)
+        logits = self._runner.forward(batch).logits
         return logits[batch.first_logit[1] : batch.first_logit[2]]
 
 
@@ -202,7 +202,7 @@ def random_tree(root: int, num_nodes: int, seed: int) -> DraftTree:
     rng = random.Random(seed)
     parents = (-1, *(rng.randrange(max(0, node - 6), node) for node in range(1, num_nodes)))
     token_ids = (root, *(rng.randrange(VOCAB) for _ in range(1, num_nodes)))
-    return DraftTree(token_ids, parents, (0.0,) * num_nodes, (ROOT_SOURCE,) * num_nodes)
+    return DraftTree(token_ids, parents, (0.0,) * num_nodes, ((ROOT_SOURCE,),) * num_nodes)
 
 
 def chain(token_ids: Sequence[int]) -> DraftTree:

@@ -95,7 +95,7 @@ class Session:
         batch = self.runner.pack(plan, [tree for _, tree in trees])
         num_rows = len(batch.slots)
         wanted = dataclasses.replace(batch, logit_rows=tuple(range(num_rows)))
-        return self.runner.forward(wanted)
+        return self.runner.forward(wanted).logits
 
 
 def request(token_ids: Sequence[int], block_ids: Sequence[int] | None = None) -> Request:
@@ -134,7 +134,7 @@ class Job:
         parents = [rng.randrange(max(0, node - self.reach), node) for node in range(1, n)]
         token_ids = [rng.randrange(VOCAB) for _ in parents]
         return DraftTree(
-            (self.tokens()[-1], *token_ids), (-1, *parents), (0.0,) * n, (ROOT_SOURCE,) * n
+            (self.tokens()[-1], *token_ids), (-1, *parents), (0.0,) * n, ((ROOT_SOURCE,),) * n
         )
 
 
@@ -245,7 +245,7 @@ def test_no_product_sees_too_few_rows(num_others: int, monkeypatch: pytest.Monke
     for num_nodes in (1, 33):
         plan = StepPlan(chunks, (DecodeStep(known, num_nodes - 1),))
         tree = Job(1, (), num_nodes, 3, 1).tree()
-        assert len(runner.forward(runner.pack(plan, [tree]))) == num_nodes
+        assert len(runner.forward(runner.pack(plan, [tree])).logits) == num_nodes
     assert min(sizes) >= 8
     assert max(sizes) <= ROW_TILE
 

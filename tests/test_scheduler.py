@@ -55,7 +55,7 @@ class Loop:
             self.publish(chunk.request)
         for decode in plan.decode_steps:
             request = decode.request
-            request.append(TokenRecord(0, "target", 1, 0), ())
+            request.append(TokenRecord(0, ("target",), 1, 0), ())
             request.num_computed = request.num_tokens - 1
             self.publish(request)
             if request.is_finished:

@@ -18,7 +18,7 @@ def parent_lists(draw: st.DrawFn) -> list[int]:
 
 def tree_of(parents: list[int]) -> DraftTree:
     n = len(parents)
-    return DraftTree(tuple(range(n)), tuple(parents), (0.0,) * n, ("x",) * n)
+    return DraftTree(tuple(range(n)), tuple(parents), (0.0,) * n, (("x",),) * n)
 
 
 @given(parent_lists())
@@ -53,8 +53,8 @@ def test_from_paths_holds_the_paths_as_far_as_the_budget_goes(
     if node_budget >= len(wanted):
         assert got == wanted
     assert set(got) <= set(wanted)
-    assert tree.token_ids[0] == 7 and tree.sources[0] == ROOT_SOURCE
-    assert set(tree.sources[1:]) <= {"toy"}
+    assert tree.token_ids[0] == 7 and tree.sources[0] == (ROOT_SOURCE,)
+    assert set(tree.sources[1:]) <= {("toy",)}
 
 
 def test_earlier_paths_win_and_stay_contiguous() -> None:
@@ -81,7 +81,7 @@ def test_builder_reuses_children_even_without_room() -> None:
     assert builder.add(0, 7, 0.9, "b") == 1
     assert builder.add(0, 8, 0.9, "b") is None
     tree = builder.build()
-    assert tree.scores == (0.0, 0.5) and tree.sources == (ROOT_SOURCE, "a")
+    assert tree.scores == (1.0, 0.9) and tree.sources == ((ROOT_SOURCE,), ("a", "b"))
 
 
 def test_root_only() -> None:
@@ -94,6 +94,6 @@ def test_root_only() -> None:
 def test_parents_come_before_children(parents: tuple[int, ...]) -> None:
     n = len(parents)
     with pytest.raises(AssertionError):
-        DraftTree((0,) * n, parents, (0.0,) * n, ("x",) * n)
+        DraftTree((0,) * n, parents, (0.0,) * n, (("x",),) * n)
     with pytest.raises(AssertionError):
-        DraftTree((0, 1), (-1, 0), (0.0,), ("x", "x"))
+        DraftTree((0, 1), (-1, 0), (0.0,), (("x",),) * 2)

@@ -46,7 +46,7 @@ def trees(draw: st.DrawFn) -> DraftTree:
             used.add((parent, token_id))
             parents.append(parent)
             token_ids.append(token_id)
-    sources = (ROOT_SOURCE, *(f"d{i % 3}" for i in range(1, len(parents))))
+    sources = ((ROOT_SOURCE,), *((f"d{i % 3}",) for i in range(1, len(parents))))
     return DraftTree(tuple(token_ids), tuple(parents), (0.0,) * len(parents), sources)
 
 
@@ -101,7 +101,7 @@ def test_coupled_walk_equals_plain_decoding_as_far_as_the_tree_goes(
     assert verdict.token_ids == tuple(truth[: length + 1])
     assert verdict.path == tuple(nodes[tuple(truth[:n])] for n in range(1, length + 1))
     assert verdict.accepted_length == length and verdict.rows == (0, *verdict.path)
-    assert verdict.sources == (*(tree.sources[n] for n in verdict.path), ROOT_SOURCE)
+    assert verdict.sources == (*(tree.sources[n] for n in verdict.path), (ROOT_SOURCE,))
 
 
 @given(trees(), params_strategy, st.integers(0, 2**64 - 1), st.randoms(use_true_random=False))
@@ -144,7 +144,7 @@ def chain(*tokens: int) -> DraftTree:
 def test_empty_tree_yields_one_token(rule: Verification, params: SamplingParams) -> None:
     verdict = verify(rule, DraftTree.root_only(0), rows_of(chain()), sampler_for(params), [])
     assert verdict.path == () and len(verdict.token_ids) == 1
-    assert verdict.sources == (ROOT_SOURCE,)
+    assert verdict.sources == ((ROOT_SOURCE,),)
     # Plain decoding is the same under every rule, noise included.
     assert list(verdict.token_ids) == plain_decoding(sampler_for(params), [], 1)
 
@@ -159,7 +159,7 @@ def test_perfect_match_early_mismatch_and_single_token(rule: Verification) -> No
         assert verdict == Verdict(
             tuple(range(1, num_right + 1)),
             tuple(truth[: num_right + 1]),
-            (*["toy"] * num_right, ROOT_SOURCE),
+            (*[("toy",)] * num_right, (ROOT_SOURCE,)),
         )
 
 
@@ -193,7 +193,7 @@ def sampled_tree(tokens: Sequence[int], q: Sequence[float]) -> DraftTree:
     n = len(tokens) + 1
     probs = torch.tensor(q).expand(n, -1)
     return DraftTree(
-        (0, *tokens), (-1, *[0] * (n - 1)), (0.0,) * n, (ROOT_SOURCE, *["s"] * (n - 1)), probs
+        (0, *tokens), (-1, *[0] * (n - 1)), (0.0,) * n, ((ROOT_SOURCE,), *[("s",)] * (n - 1)), probs
     )
 
 
@@ -263,10 +263,10 @@ def test_records_tell_where_each_token_came_from() -> None:
     rows = rows_of(tree)
     verdict = verify("coupled", tree, rows, sampler_for(GREEDY), [])
     got = records(verdict, rows, step=4, num_logprobs=2)
-    assert [(r.token_id, r.source, r.depth, r.step) for r in got] == [
-        (truth[0], "toy", 1, 4),
-        (truth[1], "toy", 2, 4),
-        (truth[2], ROOT_SOURCE, 3, 4),
+    assert [(r.token_id, r.sources, r.depth, r.step) for r in got] == [
+        (truth[0], ("toy",), 1, 4),
+        (truth[1], ("toy",), 2, 4),
+        (truth[2], (ROOT_SOURCE,), 3, 4),
     ]
     for n, record in enumerate(got):
         log_probs = target_row(truth[:n]).log_softmax(0)

@@ -26,7 +26,6 @@ from specdec.plan import DecodeStep
 from specdec.request import Request, RequestOutput
 from specdec.tokenizer import Tokenizer
 from specdec.tree import DraftTree, TreeBuilder
-from specdec.verification import Verdict
 
 ALPHABET = "abcdefghijklmnopqrstuvwx"  # the last one is the end token
 EOS = len(ALPHABET) - 1
@@ -189,7 +188,7 @@ def run_all(engine: Engine, requests: Sequence[Request]) -> list[RequestOutput]:
     return outputs
 
 
-class TruthDrafter:
+class TruthDrafter(Drafter):
     """Random trees that often hold the true continuation, in any place among its siblings.
 
     `truth` maps a request's id to the tokens it will output; what is not known is guessed.
@@ -208,8 +207,6 @@ class TruthDrafter:
         self._random = random.Random(seed)
         self._hit_rate = hit_rate
         self._vocab_size = vocab_size
-
-    def admit(self, request: Request) -> None: ...
 
     def draft(self, steps: Sequence[DecodeStep]) -> list[DraftTree]:
         return [self._draft(step) for step in steps]
@@ -231,7 +228,3 @@ class TruthDrafter:
                     on_truth[parent] and index < len(truth) and token_id == truth[index]
                 )
         return builder.build()
-
-    def observe(self, request: Request, verdict: Verdict) -> None: ...
-
-    def release(self, request: Request) -> None: ...

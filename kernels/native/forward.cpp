@@ -58,6 +58,19 @@ public:
         team.run([&](Team::Member &me) { layers(me, cache, step); });
     }
 
+    // out[r] = rows[r] W^T + b for rows [count, linear.in]; out [count, linear.out].
+    void multiply(const Linear &linear, const float *rows, int count, float *out) {
+        with_format(linear.format, [&](auto w) {
+            tiles.reserve(count, decltype(w)::tile_bytes(linear.in));
+        });
+        team.run([&](Team::Member &me) {
+            me.each(count, [&](int r) { tiles.put(linear, r, rows + (int64_t)r * linear.in); });
+            product<1>(me, linear, tiles, count, [&](int r, int panel, const f32x16 *sums) {
+                store(out + (int64_t)r * linear.out + panel * LANES, sums[0]);
+            });
+        });
+    }
+
     void move(const Cache &cache, const int32_t *from, const int32_t *to, int count) {
         const int tile_bytes = KEYS * model.head_dim * element_size(cache.format);
         const int num_tiles = padded(count, KEYS) / KEYS;
@@ -106,7 +119,7 @@ private:
         me.each(rows, [&](int r) { embed(model.embedding, step.token_ids[r], x.row(r)); });
         for (int i = 0; i < model.num_layers; i++) {
             const Layer &layer = model.layers[i];
-            norm(me, layer.input_norm, layer.qkv, rows, [](int r) { return r; });
+            norm(me, layer.input_norm, layer.qkv, rows);
             product<1>(me, layer.qkv, tiles, rows, [&](int r, int panel, const f32x16 *sums) {
                 store(qkv.row(r) + panel * LANES, sums[0]);
             });
@@ -120,15 +133,18 @@ private:
             }
             me.each(rows, [&](int r) { tiles.put(layer.output, r, attended.row(r)); });
             add_product(me, layer.output, rows);
-            norm(me, layer.mlp_norm, layer.gate_up, rows, [](int r) { return r; });
+            norm(me, layer.mlp_norm, layer.gate_up, rows);
             product<2>(me, layer.gate_up, tiles, rows, [&](int r, int panel, const f32x16 *sums) {
                 store(activated.row(r) + panel / 2 * LANES, silu_mul(sums[0], sums[1]));
             });
             me.each(rows, [&](int r) { tiles.put(layer.down, r, activated.row(r)); });
             add_product(me, layer.down, rows);
         }
-        norm(me, model.final_norm, model.head, step.num_logits, [&](int i) {
-            return step.logit_rows[i];
+        me.each(step.num_logits, [&](int i) {
+            float *out = normed.row(me.index);
+            rms_norm(x.row(step.logit_rows[i]), model.final_norm, model.hidden, model.eps, out);
+            std::copy(out, out + model.hidden, step.hidden + (int64_t)i * model.hidden);
+            tiles.put(model.head, i, out);
         });
         product<1>(
             me, model.head, tiles, step.num_logits,
@@ -138,12 +154,11 @@ private:
         );
     }
 
-    template <class Row>
-    void norm(Team::Member &me, const float *weight, const Linear &next, int count, Row row) {
-        me.each(count, [&](int i) {
+    void norm(Team::Member &me, const float *weight, const Linear &next, int rows) {
+        me.each(rows, [&](int r) {
             float *out = normed.row(me.index);
-            rms_norm(x.row(row(i)), weight, model.hidden, model.eps, out);
-            tiles.put(next, i, out);
+            rms_norm(x.row(r), weight, model.hidden, model.eps, out);
+            tiles.put(next, r, out);
         });
     }
 
@@ -221,6 +236,13 @@ void specdec_close(void *forward) { delete (Forward *)forward; }
 
 void specdec_forward(void *forward, const Cache *cache, const Step *step) {
     ((Forward *)forward)->run(*cache, *step);
+}
+
+// A product of the caller's own, by the forward's threads.
+void specdec_multiply(
+    void *forward, const Linear *linear, const float *rows, int32_t count, float *out
+) {
+    ((Forward *)forward)->multiply(*linear, rows, count, out);
 }
 
 // Copy keys and values between slots, all layers and heads; reads everything before it writes.

@@ -58,6 +58,7 @@ struct Step {
     const uint8_t *paths;
     const int32_t *logit_rows;
     float *logits;  // [num_logits, head.out]
+    float *hidden;  // [num_logits, hidden]: the states after the last norm, which the head reads
     int32_t num_rows, num_segments, num_logits, reserved;
 };
 

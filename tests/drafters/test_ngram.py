@@ -96,7 +96,7 @@ def test_several_continuations_become_one_tree() -> None:
     tree = draft(drafter, req, 16)
     assert paths(tree) == [[50, 61, 9, 1], [50, 51, 9, 1]]
     assert tree.children[0] == (1,)  # shared prefix
-    assert set(tree.sources[1:]) == {"ngram"}
+    assert set(tree.sources[1:]) == {("ngram",)}
     assert paths(draft(drafter, req, 5)) == [[50, 61, 9, 1], [50, 51]]  # the first path wins
 
 
@@ -150,8 +150,8 @@ def test_output_is_read_as_it_grows() -> None:
     drafter.admit(req)
     assert draft(drafter, req, 4).num_nodes == 1
     for token_id in (1, 2):
-        req.append(TokenRecord(token_id, "target", 1, 0), ())
-        drafter.observe(req, NO_VERDICT)
+        req.append(TokenRecord(token_id, ("target",), 1, 0), ())
+        drafter.observe(req, NO_VERDICT, None)
     assert paths(draft(drafter, req, 2)) == [[50, 1]]
 
 
@@ -197,7 +197,7 @@ def test_cost_of_a_step_does_not_grow_with_the_context() -> None:
         index.token_ids = own = CountingList(index.token_ids)
         req.token_ids = known = CountingList(req.token_ids)
         for token_id in range(5):
-            req.append(TokenRecord(token_id, "target", 1, 0), ())
+            req.append(TokenRecord(token_id, ("target",), 1, 0), ())
             assert draft(drafter, req, 16).num_nodes == 17
         costs.append((places.num_uses, own.num_uses, known.num_uses))
         assert all(len(at) <= ngram.NUM_MATCHES for at in places.values())

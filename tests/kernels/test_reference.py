@@ -59,7 +59,7 @@ class Job:
     @property
     def tree(self) -> DraftTree:
         n = len(self.parents)
-        return DraftTree((0,) * n, self.parents, (0.0,) * n, (ROOT_SOURCE,) * n)
+        return DraftTree((0,) * n, self.parents, (0.0,) * n, ((ROOT_SOURCE,),) * n)
 
 
 @st.composite

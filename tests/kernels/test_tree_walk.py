@@ -22,7 +22,7 @@ from tests.kernels.guard import POISON, guarded_results, surrounded
 
 def tree_of(parents: Sequence[int], token_ids: Sequence[int]) -> DraftTree:
     n = len(parents)
-    return DraftTree(tuple(token_ids), tuple(parents), (0.0,) * n, (ROOT_SOURCE,) * n)
+    return DraftTree(tuple(token_ids), tuple(parents), (0.0,) * n, ((ROOT_SOURCE,),) * n)
 
 
 def random_tree(rng: random.Random, num_nodes: int, vocab_size: int) -> DraftTree:

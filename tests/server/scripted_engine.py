@@ -127,16 +127,16 @@ class ScriptedEngine:
                 break
             token_id = script.token(len(request.output))
             record = TokenRecord(
-                token_id, "script" if depth else "target", depth, request.stats.num_steps
+                token_id, ("script",) if depth else ("target",), depth, request.stats.num_steps
             )
             if request.params.logprobs is not None:
                 top = tuple((token_id + k, -0.5 - k) for k in range(request.params.logprobs))
                 record = TokenRecord(
-                    token_id, record.source, depth, record.step, -0.5, top_logprobs=top
+                    token_id, record.sources, depth, record.step, -0.5, top_logprobs=top
                 )
             request.append(record, self.loaded.eos_token_ids)
         tokens = tuple(request.output[first:])
-        request.stats.observe_step(("script",) * (burst - 1), ("script",) * (len(tokens) - 1))
+        request.stats.observe_step((("script",),) * (burst - 1), (("script",),) * (len(tokens) - 1))
         if not request.is_finished:
             return RequestOutput(request.request_id, tokens)
         del self._scripts[request.request_id]

@@ -49,7 +49,7 @@ TO_ENGINE: list[ToEngine] = [
     Abort("r"),
     Shutdown(),
 ]
-RECORD = TokenRecord(5, "ngram", 1, 0, logprob=-0.5, top_logprobs=((5, -0.5), (6, -1.0)))
+RECORD = TokenRecord(5, ("ngram",), 1, 0, logprob=-0.5, top_logprobs=((5, -0.5), (6, -1.0)))
 TO_SERVER: list[ToServer] = [
     Ready("m", "/folder", "ngram", 100, 50, (1,)),
     Tokens([Output("r", [RECORD], "stop", stats={"a": [1, 2]}, num_prefix_hit=16), Output("s")]),

@@ -1,0 +1,218 @@
+"""CompositeDrafter: several drafters as one, merged tree by tree and guarded request by request."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from specdec.drafting import DraftContext, Drafter, parse_drafters
+from specdec.plan import DecodeStep
+from specdec.request import Request
+from specdec.tree import DraftTree, TreeBuilder
+from specdec.verification import Verdict
+
+_log = logging.getLogger(__name__)
+
+
+class CompositeDrafter(Drafter):
+    """Merges its drafters' trees; the engine always drives one, even of a single drafter.
+
+    A drafter that raises, or returns what is not a tree of the step, is disabled for that request
+    with a warning; the request goes on with the others. Counts are over the drafter's life:
+    `num_faults` by drafter, `seconds` spent in each, and `num_steps` for which each was asked.
+
+    Example: `CompositeDrafter([SuffixDrafter(), MedusaDrafter(heads)], vocab_size=49152)`.
+    """
+
+    name = "composite"
+
+    def __init__(self, drafters: Sequence[Drafter], *, vocab_size: int) -> None:
+        self.drafters = tuple(drafters)
+        self.needs_hidden = any(drafter.needs_hidden for drafter in drafters)
+        self.num_bytes = sum(drafter.num_bytes for drafter in drafters)
+        self.num_faults: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.num_steps: Counter[str] = Counter()
+        self._vocab_size = vocab_size
+        self._active: dict[str, list[Drafter]] = {}  # by request id
+
+    @classmethod
+    def load(cls, context: DraftContext) -> CompositeDrafter:
+        """The drafters that `context.config.drafter` names, in that order."""
+        drafters = [
+            drafter.load(DraftContext(context.target, context.config, checkpoint))
+            for drafter, checkpoint in parse_drafters(context.config.drafter)
+        ]
+        return cls(drafters, vocab_size=context.target.model.config.vocab_size)
+
+    def admit(self, request: Request) -> None:
+        """Tell every drafter; the request's choice of drafters is respected from here on."""
+        self._active[request.request_id] = list(self.drafters)
+        for drafter in self.drafters:
+            self._guarded(drafter, request, lambda d=drafter: d.admit(request))  # type: ignore[misc]
+
+    def draft(self, steps: Sequence[DecodeStep]) -> list[DraftTree]:
+        """Per step the best nodes of all its drafters, by estimated acceptance from the root."""
+        trees: list[list[DraftTree]] = [[] for _ in steps]
+        for drafter in self.drafters:
+            asked = [
+                index
+                for index, step in enumerate(steps)
+                if step.node_budget > 0 and drafter in self._active[step.request.request_id]
+            ]
+            if not asked:
+                continue
+            drafted = self._draft(drafter, [steps[index] for index in asked])
+            for index, tree in zip(asked, drafted, strict=True):
+                if tree is not None and tree.num_nodes > 1:
+                    trees[index].append(tree)
+        return [merge(step, own) for step, own in zip(steps, trees, strict=True)]
+
+    def observe(self, request: Request, verdict: Verdict, hidden: Tensor | None) -> None:
+        """Tell the drafters that are still active for this request."""
+        for drafter in tuple(self._active[request.request_id]):
+            self._guarded(
+                drafter,
+                request,
+                lambda d=drafter: d.observe(request, verdict, hidden if d.needs_hidden else None),  # type: ignore[misc]
+            )
+
+    def release(self, request: Request) -> None:
+        """Tell every drafter that is still active; those that are not were told before."""
+        for drafter in self._active.pop(request.request_id):
+            try:
+                drafter.release(request)
+            except Exception as error:
+                self._report(drafter, request, error)
+
+    def close(self) -> None:
+        """Tell every drafter that the engine ends."""
+        for drafter in self.drafters:
+            drafter.close()
+
+    def _draft(self, drafter: Drafter, steps: Sequence[DecodeStep]) -> list[DraftTree | None]:
+        """All steps at once; if that raises, one by one to find out whose fault it is."""
+        try:
+            return list(self._checked(drafter, steps))
+        except Exception as error:
+            if len(steps) == 1:
+                self._disable(drafter, steps[0].request, error)
+                return [None]
+        return [self._draft(drafter, [step])[0] for step in steps]
+
+    def _checked(self, drafter: Drafter, steps: Sequence[DecodeStep]) -> list[DraftTree]:
+        started = time.perf_counter()
+        trees = drafter.draft(steps)
+        self.seconds[drafter.name] += time.perf_counter() - started
+        self.num_steps[drafter.name] += len(steps)
+        if len(trees) != len(steps):
+            raise ValueError(f"{len(trees)} trees for {len(steps)} steps")
+        for step, tree in zip(steps, trees, strict=True):
+            if tree.token_ids[0] != step.root:
+                raise ValueError(f"the tree begins with {tree.token_ids[0]}, not {step.root}")
+            if tree.num_nodes - 1 > step.node_budget:
+                raise ValueError(f"{tree.num_nodes - 1} nodes; the budget is {step.node_budget}")
+            if min(tree.token_ids) < 0 or max(tree.token_ids) >= self._vocab_size:
+                raise ValueError(f"a token id is not below {self._vocab_size}")
+        return trees
+
+    def _guarded(self, drafter: Drafter, request: Request, call: Callable[[], None]) -> None:
+        started = time.perf_counter()
+        try:
+            call()
+        except Exception as error:
+            self._disable(drafter, request, error)
+        self.seconds[drafter.name] += time.perf_counter() - started
+
+    def _disable(self, drafter: Drafter, request: Request, error: Exception) -> None:
+        self._report(drafter, request, error)
+        self._active[request.request_id].remove(drafter)
+        request.stats.disabled_drafters.append(drafter.name)
+        try:
+            drafter.release(request)
+        except Exception:  # its state is broken already
+            _log.debug("drafter %s cannot release a request", drafter.name, exc_info=True)
+
+    def _report(self, drafter: Drafter, request: Request, error: Exception) -> None:
+        self.num_faults[drafter.name] += 1
+        _log.warning(
+            "drafter %s is disabled for request %s: %s: %s",
+            drafter.name,
+            request.request_id,
+            type(error).__name__,
+            error,
+            exc_info=_log.isEnabledFor(logging.DEBUG),
+        )
+
+
+def merge(step: DecodeStep, trees: Sequence[DraftTree]) -> DraftTree:
+    """Join trees of one root into the best tree of `step.node_budget` nodes.
+
+    A node's worth is the product of the scores from the root to it. Equal nodes are joined and
+    keep all sources and the best score. The likeliest path is laid first, so that committing it
+    moves nothing.
+    """
+    if not trees:
+        return DraftTree.root_only(step.root)
+    if len(trees) == 1:
+        return trees[0]
+    joined = _Joined()
+    for tree in trees:
+        joined.add(tree)
+    return joined.best(step.root, step.node_budget)
+
+
+class _Joined:
+    """Nodes of several trees, joined by their paths; node 0 is the root."""
+
+    def __init__(self) -> None:
+        self._children: list[dict[int, int]] = [{}]  # token id -> node
+        self._scores = [1.0]
+        self._sources: list[tuple[str, ...]] = [()]
+
+    def add(self, tree: DraftTree) -> None:
+        places = [0]
+        for node in range(1, tree.num_nodes):
+            children = self._children[places[tree.parents[node]]]
+            place = children.get(tree.token_ids[node])
+            if place is None:
+                place = children[tree.token_ids[node]] = len(self._scores)
+                self._children.append({})
+                self._scores.append(tree.scores[node])
+                self._sources.append(tree.sources[node])
+            else:
+                self._scores[place] = max(self._scores[place], tree.scores[node])
+                new = tuple(x for x in tree.sources[node] if x not in self._sources[place])
+                self._sources[place] += new
+            places.append(place)
+
+    def best(self, root: int, node_budget: int) -> DraftTree:
+        kept = self._chosen(node_budget)
+        builder = TreeBuilder(root, node_budget)
+        waiting = [(0, 0, root)]  # place, node of the parent in the tree, token: depth first
+        while waiting:
+            place, parent, token_id = waiting.pop()
+            node: int | None = 0
+            for source in self._sources[place]:
+                node = builder.add(parent, token_id, self._scores[place], source)
+            assert node is not None
+            below = [(p, node, t) for t, p in self._children[place].items() if p in kept]
+            waiting += sorted(below, key=lambda child: self._scores[child[0]])
+        return builder.build()
+
+    def _chosen(self, node_budget: int) -> set[int]:
+        """Best first: no node is worth more than its parent, so what is taken is a tree."""
+        kept: set[int] = set()
+        heap = [(-self._scores[place], place) for place in self._children[0].values()]
+        heapq.heapify(heap)
+        while heap and len(kept) < node_budget:
+            worth, place = heapq.heappop(heap)
+            kept.add(place)
+            for child in self._children[place].values():
+                heapq.heappush(heap, (worth * self._scores[child], child))
+        return kept
