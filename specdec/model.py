@@ -70,6 +70,11 @@ class TargetModel:
             device=self.device,
         )
 
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of its weights."""
+        return self.weights.num_bytes
+
     def make_linear(self, weight: Tensor) -> PackedLinear:
         """A matrix [out_features, in_features] of the caller's own, packed as the model's are."""
         weight = weight.to(self.device, self.weights.dtype)

@@ -85,6 +85,11 @@ class NativeModel:
             mover=self._move,
         )
 
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of its weights."""
+        return self.weights.num_kept_bytes
+
     def make_linear(self, weight: Tensor) -> NativeLinear:
         """A matrix [out_features, in_features] of the caller's own, packed as the model's are."""
         precision = "fp32" if self.precision == "fp32" else "bf16"

@@ -55,7 +55,7 @@ class NativeWeights:
         self._slab = torch.empty(0, dtype=torch.uint8)
         precise = "int8" if precision == "int4" else precision
         self.embedding = self._linear(["model.embed_tokens"], precise)
-        self._num_unread = 0 if config.is_tied else self._num_kept
+        self._num_unread = 0 if config.is_tied else self.num_kept_bytes
         self.head = self.embedding if config.is_tied else self._linear(["lm_head"], precise)
         self.final_norm = self._norm("model.norm")
         layers = [self._layer(index, precision) for index in range(config.num_layers)]
@@ -65,10 +65,11 @@ class NativeWeights:
     @property
     def num_bytes(self) -> int:
         """Bytes that a forward reads: all but an embedding that is not the head, too."""
-        return self._num_kept - self._num_unread
+        return self.num_kept_bytes - self._num_unread
 
     @property
-    def _num_kept(self) -> int:
+    def num_kept_bytes(self) -> int:
+        """Bytes in memory."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._kept)
 
     def _layer(self, index: int, precision: str) -> CLayer:

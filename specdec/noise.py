@@ -34,10 +34,11 @@ _ATANH_1 = torch.tensor(float.fromhex("0x1.995eb6p-3"))
 _ATANH_2 = torch.tensor(float.fromhex("0x1.31e34cp-3"))
 
 
-def philox(counter: tuple[Tensor, int, int, int], seed: int) -> Tensor:
+def philox(counter: tuple[Tensor, int | Tensor, int, int], seed: int) -> Tensor:
     """Philox4x32-10 over a vector of first counter words.
 
-    counter[0]: int64 [n] holding 32-bit words. Returns int64 [n, 4] of 32-bit words.
+    counter[0]: int64 [n] holding 32-bit words, as counter[1] may be. Returns int64 [n, 4] of
+    32-bit words.
     """
     key_a, key_b = seed & _MASK, seed >> 32 & _MASK
     # Three words start as plain numbers and stay so until a tensor meets them.
@@ -72,6 +73,18 @@ def gumbel(seed: int, position: int, token_ids: Tensor) -> Tensor:
     groups, inverse = torch.unique(token_ids >> 2, return_inverse=True)
     words = philox((groups, position, GUMBEL_STREAM, 0), seed)[inverse, token_ids & 3]
     return gumbel_of_words(words)
+
+
+def gumbel_at(seed: int, positions: Tensor, token_ids: Tensor) -> Tensor:
+    """The noise of several positions at once, for tokens of each; the same values as `gumbel`.
+
+    positions: int64 [n]; token_ids: int64 [n, k]. Returns fp32 [n, k].
+    """
+    flat = token_ids.flatten()
+    where = positions.repeat_interleave(token_ids.shape[1])
+    words = philox((flat >> 2, where, GUMBEL_STREAM, 0), seed)
+    picked = words.gather(1, (flat & 3)[:, None])[:, 0]
+    return gumbel_of_words(picked).view(token_ids.shape)
 
 
 def gumbel_all(seed: int, position: int, vocab_size: int, device: torch.device) -> Tensor:

@@ -67,6 +67,10 @@ class Target(Protocol):
     def logits_dtype(self) -> torch.dtype:
         """What its logits are in."""
 
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of its weights."""
+
     def make_linear(self, weight: Tensor) -> Linear:
         """A matrix [out_features, in_features] of the caller's own, packed as the model's are."""
 

@@ -96,6 +96,18 @@ class Tokenizer:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD."""
         return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
+    def first_difference(self, other: Tokenizer) -> tuple[int, str | None, str | None] | None:
+        """The first token id that the two tokenizers read differently, and how each reads it.
+
+        None where they agree on every id that both have; one may have more, as padding does.
+        """
+        sizes = [t._backend.get_vocab_size(with_added_tokens=True) for t in (self, other)]
+        for token_id in range(min(sizes)):
+            ours, theirs = (t._backend.id_to_token(token_id) for t in (self, other))
+            if ours != theirs:
+                return token_id, ours, theirs
+        return None
+
     def is_hidden(self, token_id: int) -> bool:
         """Whether `decode` leaves this token out: it is special, empty, or no token at all."""
         return token_id in self._special_ids or not self._backend.id_to_token(token_id)

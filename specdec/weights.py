@@ -84,6 +84,17 @@ class ModelWeights:
     dtype: torch.dtype
     row_tile: int | None
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the matrices."""
+        itemsize = self.dtype.itemsize
+        products = [p for x in self.layers for p in (x.qkv, x.output, x.gate_up, x.down)] + [
+            self.head
+        ]
+        return sum(p.out_features * p.in_features for p in products) * itemsize + (
+            self.embedding.numel() * itemsize
+        )
+
     @classmethod
     def load(
         cls,

@@ -1,0 +1,1 @@
+"""Drafters that come with the project."""

@@ -1,0 +1,1 @@
+"""Training of drafters on what the target itself wrote."""
