@@ -45,19 +45,23 @@ class DraftModel:
         shape = ModelConfig.from_checkpoint(raw)
         weights = checkpoints.open_weights(folder)
         source: TensorSource = weights
+        lender = target.model if SHARES in raw else None
         vocab_size = target.model.config.vocab_size
         if SHARES in raw:
             shape, source = _borrowing(raw, shape, weights, folder, target)
         else:
             _check_tokenizers(folder, target)
-        check_shapes(folder, source, shape)
-        if VOCABULARY in weights:
+        if SHARES in raw and VOCABULARY in weights:
             vocabulary = weights.get(VOCABULARY).long()
         else:
             vocabulary = torch.arange(min(shape.vocab_size, vocab_size))
+        check_shapes(folder, source, shape)
+        if SHARES not in raw and not shape.is_tied:
+            check_shape(folder, HEAD, weights.get(HEAD), (shape.vocab_size, shape.hidden_size))
         own = dataclasses.replace(config, weights=_precision(config))
         max_position = min(shape.max_position, target.max_model_len)
-        return cls(load_target(own, shape, source, max_position), vocabulary, max_position)
+        model = load_target(own, shape, source, max_position, lender=lender)
+        return cls(model, vocabulary, max_position)
 
 
 def check_shapes(folder: Path, source: TensorSource, shape: ModelConfig) -> None:

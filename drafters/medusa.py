@@ -16,7 +16,7 @@ from specdec import checkpoints
 from specdec.drafters.draft_model import check_vocabulary, target_embedding, target_head
 from specdec.drafters.growth import Growth
 from specdec.drafters.medusa_choices import PUBLISHED, Choice, best_choices
-from specdec.drafters.medusa_heads import MedusaHeads
+from specdec.drafters.medusa_heads import WEIGHTS_FILE, MedusaHeads
 from specdec.drafters.packed_heads import HeadGuesses, PackedHeads
 from specdec.drafters.pretrained.lookup import pretrained
 from specdec.drafting import DraftContext, Drafter
@@ -69,9 +69,14 @@ class MedusaDrafter(Drafter):
         target = context.target
         folder = checkpoints.resolve(where) if where else pretrained(target, cls.name)
         heads = MedusaHeads.load(folder)
-        _check(folder, heads, target.model.config.hidden_size, target.model.config.vocab_size)
+        _check(
+            folder / WEIGHTS_FILE,
+            heads,
+            target.model.config.hidden_size,
+            target.model.config.vocab_size,
+        )
         packed = PackedHeads(heads, target.model, target_embedding(target), target_head(target))
-        return cls(packed, tree, _measured_ranks(folder))
+        return cls(packed, tree, _measured_ranks(folder, heads.num_heads))
 
     def observe(self, request: Request, verdict: Verdict, hidden: Tensor | None) -> None:
         """Keep the state that chose the bonus token, which is the next root."""
@@ -96,7 +101,8 @@ class MedusaDrafter(Drafter):
         requests = [steps[index].request for index in ready]
         states = torch.stack([self._states[request.request_id] for request in requests])
         roots = torch.tensor([steps[index].root for index in ready])
-        for index, guesses in zip(ready, self._heads.guess(states, roots, requests), strict=True):
+        guessed = self._heads.guess(states, roots, requests, uses_noise=self.uses_noise)
+        for index, guesses in zip(ready, guessed, strict=True):
             trees[index] = self._tree(steps[index], guesses)
         return trees
 
@@ -129,6 +135,8 @@ class MedusaDrafter(Drafter):
             level = [
                 choice for choice in choices if len(choice) == head + 1 and choice[:-1] in nodes
             ]
+            if not level:
+                break
             parents = sorted({choice[:-1] for choice in level})
             found = guesses.children(head, [token_of[p] for p in parents], NUM_CHILDREN)
             ranked = dict(zip(parents, found, strict=True))
@@ -142,26 +150,31 @@ class MedusaDrafter(Drafter):
         return builder.build()
 
 
-def _check(folder: Path, heads: MedusaHeads, hidden_size: int, vocab_size: int) -> None:
+def _check(file: Path, heads: MedusaHeads, hidden_size: int, vocab_size: int) -> None:
     found = heads.layers.shape[-1]
     if found != hidden_size:
         raise CheckpointError(
-            f"{folder}: tensor 0.0.linear.weight has shape [{found}, {found}], expected"
+            f"{file}: tensor 0.0.linear.weight has shape [{found}, {found}], expected"
             f" [{hidden_size}, {hidden_size}]; are these heads for this model?"
         )
     if heads.vocabulary is not None:
-        check_vocabulary(folder, heads.vocabulary, vocab_size)
+        check_vocabulary(file, heads.vocabulary, vocab_size)
     elif heads.projections is not None and heads.projections.shape[1] > vocab_size:
         raise CheckpointError(
-            f"{folder}: the heads know {heads.projections.shape[1]} tokens, the target {vocab_size};"
-            " are these heads for this model?"
+            f"{file}: the heads know {heads.projections.shape[1]} tokens, the target"
+            f" {vocab_size}; are these heads for this model?"
         )
 
 
-def _measured_ranks(folder: Path) -> Sequence[Sequence[float]]:
+def _measured_ranks(folder: Path, num_heads: int) -> Sequence[Sequence[float]]:
     """Acceptance by head and rank that training measured, or nothing."""
     ranks = checkpoints.load_config(folder).get("ranks", [])
     try:
-        return [[float(share) for share in head] for head in ranks]
+        measured = [[float(share) for share in head] for head in ranks]
     except (TypeError, ValueError):
         raise CheckpointError(f"{folder}/config.json: ranks must be lists of numbers") from None
+    if measured and len(measured) != num_heads:
+        raise CheckpointError(
+            f"{folder}/config.json: ranks of {len(measured)} heads, expected {num_heads}"
+        )
+    return measured

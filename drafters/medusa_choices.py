@@ -45,7 +45,9 @@ def best_choices(ranks: Sequence[Sequence[float]], count: int) -> tuple[Choice, 
     Example: `best_choices([[0.6, 0.2], [0.5, 0.1]], 3) == ((0,), (0, 0), (1,))`.
     """
     taken: list[Choice] = []
-    heap = [(-worth, (rank,)) for rank, worth in enumerate(ranks[0])] if ranks else []
+    heap: list[tuple[float, Choice]] = []
+    for rank, worth in enumerate(ranks[0] if ranks else ()):
+        heap.append((-worth, (rank,)))
     heapq.heapify(heap)
     while heap and len(taken) < count:
         worth, choice = heapq.heappop(heap)

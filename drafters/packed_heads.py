@@ -69,7 +69,7 @@ class PackedHeads:
         return numbers * 4 + sum(term.nbytes for term in tables) + self._rows[0].nbytes
 
     def guess(
-        self, states: Tensor, roots: Tensor, requests: Sequence[Request]
+        self, states: Tensor, roots: Tensor, requests: Sequence[Request], *, uses_noise: bool = True
     ) -> list[HeadGuesses]:
         """What all heads say for each request.
 
@@ -77,14 +77,14 @@ class PackedHeads:
         """
         z = self._states(states, roots)  # [num_heads, n, hidden]
         logits = self._logits(z)  # [num_heads, n, rows]
-        is_greedy = all(request.params.is_greedy for request in requests)
+        is_greedy = not uses_noise or all(request.params.is_greedy for request in requests)
         has_parents = any(term is not None for term in self._parent_terms)
         wide = NUM_PARENTED_GREEDY if has_parents else NUM_GREEDY
         wide = min(wide if is_greedy else NUM_SAMPLED, logits.shape[-1])
         values, columns = logits.topk(wide)
         values, columns = values.float().cpu(), columns.cpu()
         return [
-            HeadGuesses.of(self, values[:, index], columns[:, index], request)
+            HeadGuesses.of(self, values[:, index], columns[:, index], request, uses_noise)
             for index, request in enumerate(requests)
         ]
 
@@ -105,7 +105,8 @@ class PackedHeads:
     def _logits(self, z: Tensor) -> Tensor:
         if self._own:
             return torch.stack([own(rows) for own, rows in zip(self._own, z, strict=True)])
-        return self._shared(z.flatten(0, 1)).unflatten(0, z.shape[:2])
+        logits: Tensor = self._shared(z.flatten(0, 1)).unflatten(0, z.shape[:2])
+        return logits
 
     def parent_logits(self, head: int, parents: Sequence[int], columns: Tensor) -> Tensor | None:
         """What parents add to the logits of a head's candidates [num_parents, num_candidates].
@@ -141,11 +142,16 @@ class HeadGuesses:
 
     @classmethod
     def of(
-        cls, heads: PackedHeads, values: Tensor, columns: Tensor, request: Request
+        cls,
+        heads: PackedHeads,
+        values: Tensor,
+        columns: Tensor,
+        request: Request,
+        uses_noise: bool,
     ) -> HeadGuesses:
         """With the request's noise: head i guesses the token at position `num_tokens + i`."""
         token_ids = heads.tokens(columns)
-        if request.params.is_greedy:
+        if request.params.is_greedy or not uses_noise:
             return cls(heads, values, columns, token_ids, None, 1.0)
         positions = request.num_tokens + torch.arange(len(values))
         noise = gumbel_at(request.seed, positions, token_ids)
@@ -160,7 +166,8 @@ class HeadGuesses:
             lifted = lifted + added * self.inverse_temperature
         if self.noise is not None:
             lifted = lifted + self.noise[head]
-        scores, order = lifted.softmax(1).topk(min(count, lifted.shape[1]))
+        order = lifted.topk(min(count, lifted.shape[1])).indices
+        scores = lifted.softmax(1).gather(1, order)
         token_ids = self.token_ids[head][order]
         ranked = [
             Ranked(ids, own) for ids, own in zip(token_ids.tolist(), scores.tolist(), strict=True)

@@ -38,7 +38,12 @@ class Ranked:
 
 
 def rank(
-    logits: Tensor, guesses: Sequence[Guess], count: int, vocabulary: Tensor | None = None
+    logits: Tensor,
+    guesses: Sequence[Guess],
+    count: int,
+    vocabulary: Tensor | None = None,
+    *,
+    uses_noise: bool = True,
 ) -> list[Ranked]:
     """The `count` best guesses of each row.
 
@@ -50,7 +55,7 @@ def rank(
 
     Example: `rank(logits, [Guess(request, request.num_tokens)], count=4)[0].token_ids`.
     """
-    is_greedy = [guess.request.params.is_greedy for guess in guesses]
+    is_greedy = [guess.request.params.is_greedy or not uses_noise for guess in guesses]
     wide = NUM_GREEDY if all(is_greedy) else NUM_SAMPLED
     wide = max(count, min(wide, logits.shape[1]))
     values, columns = logits.float().topk(min(wide, logits.shape[1]))
@@ -60,15 +65,17 @@ def rank(
     ranked: list[Ranked | None] = [None] * len(guesses)
     for rows in _by_request(guesses):
         request = guesses[rows[0]].request
-        if request.params.is_greedy:
+        if is_greedy[rows[0]]:
             assert total is not None
             scores = (values[rows] - total[rows, None]).exp()
             order = None
         else:
             positions = torch.tensor([guesses[row].position for row in rows])
             noise = gumbel_at(request.seed, positions, token_ids[rows])
-            perturbed = values[rows] / request.params.temperature + noise
-            scores, order = perturbed.softmax(1).topk(min(count, perturbed.shape[1]))
+            # Multiplied as the Sampler does it, and ranked before softmax makes near values equal.
+            perturbed = values[rows] * (1.0 / request.params.temperature) + noise
+            order = perturbed.topk(min(count, perturbed.shape[1])).indices
+            scores = perturbed.softmax(1).gather(1, order)
         for index, row in enumerate(rows):
             ids = token_ids[row] if order is None else token_ids[row][order[index]]
             ranked[row] = Ranked(ids[:count].tolist(), scores[index][:count].tolist())

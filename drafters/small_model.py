@@ -63,13 +63,15 @@ class SmallModelDrafter(Drafter):
         self._runner = ModelRunner(draft.model, kv_cache)
         self._vocabulary = draft.vocabulary
         self._max_position = draft.max_position
+        self._vocab_size = draft.model.config.vocab_size
         self._followers: dict[str, _Follower] = {}  # least recently used first
 
     @classmethod
     def load(cls, context: DraftContext) -> SmallModelDrafter:
         """The checkpoint that was named, or the one that comes with the target.
 
-        Its cache has as many blocks as the target's could have, which for a small model is little.
+        Its cache has as many blocks as the target's has beside it, which for a small model takes
+        little.
         """
         target, config = context.target, context.config
         folder = (
@@ -79,6 +81,7 @@ class SmallModelDrafter(Drafter):
         )
         draft = DraftModel.load(folder, target, config)
         per_block = target.model.kv_bytes_per_block(config.kv, config.block_size)
+        per_block += draft.model.kv_bytes_per_block("auto", config.block_size)
         return cls(
             draft,
             num_blocks=config.kv_memory_mib * 2**20 // per_block,
@@ -145,14 +148,16 @@ class SmallModelDrafter(Drafter):
 
     def _grow(self, growing: Sequence[tuple[_Follower, Growth]]) -> None:
         logits = self._catch_up([follower for follower, _ in growing])
-        level = [(follower, growth, [0]) for follower, growth in growing]
+        level = [(follower, growth, growth.frontier(1)) for follower, growth in growing]
         for depth in range(1, MAX_DEPTH + 1):
             guesses = [
                 Guess(follower.request, follower.request.num_tokens - 1 + depth)
                 for follower, _, nodes in level
                 for _ in nodes
             ]
-            ranked = iter(rank(logits, guesses, NUM_CHILDREN, self._vocabulary))
+            ranked = iter(
+                rank(logits, guesses, NUM_CHILDREN, self._vocabulary, uses_noise=self.uses_noise)
+            )
             for _, growth, nodes in level:
                 for node in nodes:
                     found = next(ranked)
@@ -178,16 +183,21 @@ class SmallModelDrafter(Drafter):
     def _compute(self, followers: Sequence[_Follower], most: int, *, is_wanted: bool) -> Tensor:
         builder = BatchBuilder(self.pool.block_size)
         for follower in followers:
-            first, known = follower.num_computed, follower.request.token_ids
+            known = follower.request.token_ids
+            first = min(follower.num_computed, len(known) - 1)  # asked twice, the root once more
             # Row invariance is not needed here: a guess may round as it likes.
-            rows = known[first : first + most]
+            rows = self._read(known[first : first + most])
             wanted = [len(rows) - 1] if is_wanted else None
             builder.add(follower.block_ids, rows, first, wanted=wanted)
-            follower.num_computed = first + len(rows)
         logits = self._runner.forward(builder.build()).logits
         for follower in followers:
+            follower.num_computed = min(follower.num_computed + most, follower.request.num_tokens)
             self._publish(follower)
         return logits[:, : len(self._vocabulary)]
+
+    def _read(self, token_ids: Sequence[int]) -> list[int]:
+        """The target may have tokens that the draft model has no row for: padding, as a rule."""
+        return [token_id if token_id < self._vocab_size else 0 for token_id in token_ids]
 
     def _publish(self, follower: _Follower) -> None:
         num_full = follower.num_computed // self.pool.block_size
@@ -209,7 +219,7 @@ class SmallModelDrafter(Drafter):
             rows, ancestors = growth.with_ancestors(nodes)
             builder.add(
                 follower.block_ids,
-                [growth.token_ids[node] for node in rows],
+                self._read([growth.token_ids[node] for node in rows]),
                 follower.request.num_tokens - 1,
                 ancestors,
                 wanted=[rows.index(node) for node in nodes],

@@ -150,6 +150,63 @@ def quantization(
     print(json.dumps(report) if as_json else render(report))
 
 
+@eval_app.command()
+def acceptance(
+    questions: Annotated[
+        Path | None,
+        typer.Option(help="Spec-Bench's question.jsonl; without it only the code edits are run."),
+    ] = None,
+    per_task: Annotated[int, typer.Option(help="Questions of each task.", min=1)] = 20,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(help="Drafters to compare, each as --drafter takes them; repeatable."),
+    ] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Only this task; repeatable.")] = None,
+    temperature: Annotated[float, typer.Option(help="Of all answers.", min=0)] = 0.0,
+    no_noise: Annotated[
+        bool, typer.Option("--no-noise", help="Draft plain top-k trees for sampled requests too.")
+    ] = False,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 128,
+    node_budget: NodeBudget = 32,
+    weights: Weights = DEFAULTS.weights,
+    backend: Backend = DEFAULTS.backend,
+    threads: Threads = None,
+    kv_memory_mib: KvMemory = 512,
+    model: Model = DEFAULT_MODEL,
+    as_json: AsJson = False,
+) -> None:
+    """Tokens per step, draft cost and speed of drafters by task; the answers must be equal."""
+    from specdec.evals.acceptance import AcceptanceSettings, evaluate, render
+    from specdec.evals.questions import code_edits, spec_bench
+
+    asked = spec_bench(questions, per_task) if questions is not None else []
+    asked += code_edits(per_task)
+    if task:
+        asked = [question for question in asked if question.task in task]
+    if not asked:
+        raise UsageError("no question is of these tasks")
+    settings = AcceptanceSettings(
+        EngineConfig(
+            model=model,
+            weights=weights,  # type: ignore[arg-type]  # validated by EngineConfig
+            backend=backend,  # type: ignore[arg-type]  # validated by EngineConfig
+            node_budget=node_budget,
+            threads=threads,
+            kv_memory_mib=kv_memory_mib,
+            max_model_len=4096,
+        ),
+        asked,
+        tuple(drafter or ("ngram", "suffix", "medusa", "small-model", "suffix,medusa")),
+        temperature=temperature,
+        max_tokens=max_tokens,
+        uses_noise=not no_noise,
+    )
+    report = evaluate(settings)
+    print(json.dumps(report) if as_json else render(report))
+    if any(found["all"]["unequal_answers"] for found in report["drafters"].values()):
+        raise typer.Exit(1)
+
+
 @bench_app.command(name="kernels")
 def bench_kernels(
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("kernel-bench"),

@@ -25,9 +25,9 @@ from specdec.errors import UsageError
 from specdec.evals import kernel_forward
 from specdec.evals.kernel_case import KernelCase, Place, accuracy
 from specdec.evals.kernel_cases import cpu_cases, gpu_cases
-from specdec.evals.kernel_progress import Advance, progress
 from specdec.evals.kernel_table import render
 from specdec.evals.kernel_timer import Ceilings, CudaTimer, HostTimer, Timer, measure_ceilings
+from specdec.evals.progress import Advance, progress
 from specdec.row_invariance import PINNED_ROWS
 
 NO_GPU = "no CUDA device: the PyTorch references on the CPU; nothing here is about the kernels"

@@ -22,8 +22,8 @@ from specdec.config import EngineConfig
 from specdec.engine import Engine
 from specdec.evals.contender import Contender, Run, checked, num_equal, ours
 from specdec.evals.floor import Floor
-from specdec.evals.kernel_progress import Advance, progress
 from specdec.evals.peers import PeerSetup, check_peers, make_peers
+from specdec.evals.progress import Advance, progress
 from specdec.evals.prompts import PROMPTS
 from specdec.evals.read_bandwidth import BUFFER_BYTES, PASSES, Bandwidth, ReadBandwidth
 from specdec.evals.spread import ratio_of_rounds

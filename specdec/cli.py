@@ -1,4 +1,4 @@
-"""The command line: generate, serve, pull, info, bench, eval, kernels."""
+"""The command line: generate, serve, pull, info, train, bench, eval, kernels."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from specdec.config import DEFAULT_MODEL, EngineConfig
+from specdec.drafters.training.commands import train_app
 from specdec.errors import SpecdecError, UsageError
 from specdec.evals.commands import bench_app, eval_app, kernels_app
 from specdec.options import (
@@ -44,6 +45,7 @@ app = typer.Typer(
 app.add_typer(bench_app, name="bench")
 app.add_typer(eval_app, name="eval")
 app.add_typer(kernels_app, name="kernels")
+app.add_typer(train_app, name="train")
 
 
 def main() -> None:

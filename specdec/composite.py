@@ -132,7 +132,6 @@ class CompositeDrafter(Drafter):
     def _disable(self, drafter: Drafter, request: Request, error: Exception) -> None:
         self._report(drafter, request, error)
         self._active[request.request_id].remove(drafter)
-        request.stats.disabled_drafters.append(drafter.name)
         try:
             drafter.release(request)
         except Exception:  # its state is broken already
@@ -140,6 +139,7 @@ class CompositeDrafter(Drafter):
 
     def _report(self, drafter: Drafter, request: Request, error: Exception) -> None:
         self.num_faults[drafter.name] += 1
+        request.stats.disabled_drafters.append(drafter.name)
         _log.warning(
             "drafter %s is disabled for request %s: %s: %s",
             drafter.name,

@@ -50,6 +50,9 @@ class Drafter(ABC):
     needs_hidden: bool = False
     """Whether `observe` wants the target's hidden states."""
 
+    uses_noise: bool = True
+    """Whether a sampled request's guesses are ranked with its own noise; a switch for measuring."""
+
     num_bytes: int = 0
     """Most memory it holds outside of requests: weights, caches, buffers."""
 

@@ -83,8 +83,12 @@ def load_target(
     source: TensorSource,
     max_model_len: int,
     integers: IntegerSource | None = None,
+    lender: Target | None = None,
 ) -> Target:
-    """Pack the tensors of `source` for the backend that the configuration asks for or gets."""
+    """Pack the tensors of `source` for the backend that the configuration asks for or gets.
+
+    The embedding is the `lender`'s where there is one of the same backend.
+    """
     device = _device(config.device)
     library = native_forward(config, model_config)
     if library is not None:
@@ -99,11 +103,14 @@ def load_target(
             max_model_len=max_model_len,
             num_threads=config.threads,
             integers=integers,
+            lender=lender if isinstance(lender, NativeModel) else None,
         )
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     dtype = _DTYPES[resolve_precision(config.weights, device)]
-    weights = ModelWeights.load(model_config, source, dtype, device, _row_tile(config, device))
+    lent = lender.weights if isinstance(lender, TargetModel) else None
+    tile = _row_tile(config, device)
+    weights = ModelWeights.load(model_config, source, dtype, device, tile, lent)
     return TargetModel(model_config, weights, max_model_len)
 
 

@@ -45,12 +45,15 @@ class NativeModel:
         max_model_len: int,
         num_threads: int | None = None,
         integers: IntegerSource | None = None,
+        lender: NativeModel | None = None,
     ) -> None:
         self.config = config
         self.precision = precision
         self.num_threads = num_threads or usable_cores()
         self._library = library
-        self.weights = NativeWeights(library, config, source, precision, integers)
+        self.weights = NativeWeights(
+            library, config, source, precision, integers, None if lender is None else lender.weights
+        )
         self._cos, self._sin = (t.contiguous() for t in config.rope.tables(max_model_len))
         described = CModel(
             layers=self.weights.layers,

@@ -36,7 +36,8 @@ class NativeWeights:
 
     In int8 and int4, groups of 32 input features share a scale (and in int4 a least value);
     the embedding and the head then are int8 (as in GGUF's Q4_1 files), activations bf16. Where
-    `integers` has a tensor in that precision it is taken as it is, else it is rounded.
+    `integers` has a tensor in that precision it is taken as it is, else it is rounded. The
+    embedding is the `lender`'s where there is one.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class NativeWeights:
         source: TensorSource,
         precision: str,
         integers: IntegerSource | None = None,
+        lender: NativeWeights | None = None,
     ) -> None:
         self._library = library
         self._config = config
@@ -54,7 +56,11 @@ class NativeWeights:
         self._kept: list[Tensor] = []
         self._slab = torch.empty(0, dtype=torch.uint8)
         precise = "int8" if precision == "int4" else precision
-        self.embedding = self._linear(["model.embed_tokens"], precise)
+        self._lender = lender  # its memory must outlive this
+        if lender is None:
+            self.embedding = self._linear(["model.embed_tokens"], precise)
+        else:
+            self.embedding = lender.embedding
         self._num_unread = 0 if config.is_tied else self.num_kept_bytes
         self.head = self.embedding if config.is_tied else self._linear(["lm_head"], precise)
         self.final_norm = self._norm("model.norm")

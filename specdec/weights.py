@@ -103,8 +103,11 @@ class ModelWeights:
         dtype: torch.dtype,
         device: torch.device,
         row_tile: int | None = ROW_TILE,
+        lender: ModelWeights | None = None,
     ) -> ModelWeights:
         """Fuse q, k, v and gate, up; pack every product's weight for `row_tile` rows at a time.
+
+        The embedding is the `lender`'s where there is one.
 
         Raises CheckpointError if a tensor is missing.
         """
@@ -135,7 +138,7 @@ class ModelWeights:
                 down=linear(f"{mlp}.down_proj", has_bias=config.has_mlp_bias),
             )
 
-        embedding = get("model.embed_tokens")
+        embedding = get("model.embed_tokens") if lender is None else lender.embedding
         return cls(
             embedding=embedding,
             layers=tuple(layer(index) for index in range(config.num_layers)),

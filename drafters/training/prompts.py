@@ -64,8 +64,8 @@ def write_prompts(path: Path, prompts: Iterable[Prompt]) -> None:
 def openings(count: int, seed: int) -> list[Opening]:
     """`count` beginnings of users' turns, the tasks in turn, the same for the same seed."""
     rng = random.Random(seed)
-    makers = [_chat, _chat, _question, _summary, _translation, _maths, _code_edit, _code, _passage]
-    functions, passages = list(_functions()), list(_passages())
+    makers = [_chat, _chat, _chat, _question, _summary, _translation, _maths, _code_edit, _code, _passage]
+    functions, passages = list(standard_functions(_MODULES)), list(_passages())
     made = []
     for index in range(count):
         maker = makers[index % len(makers)]
@@ -131,9 +131,9 @@ def _code_edit(rng: random.Random, functions: Sequence[str]) -> Opening:
     return Opening("code edit", f"{edit}\n\n```python\n{function}\n```", is_whole=True)
 
 
-def _functions() -> Iterator[str]:
-    """Functions of 5 to 30 lines of the standard library."""
-    for source in _sources():
+def standard_functions(modules: Sequence[str]) -> Iterator[str]:
+    """Functions of 5 to 30 lines of modules of Python's standard library."""
+    for source in _sources(modules):
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.FunctionDef) and node.end_lineno is not None:
                 lines = source.splitlines()[node.lineno - 1 : node.end_lineno]
@@ -143,7 +143,7 @@ def _functions() -> Iterator[str]:
 
 def _passages() -> Iterator[str]:
     """Docstrings of 200 to 1500 characters of the standard library, as flowing text."""
-    for source in _sources():
+    for source in _sources(_MODULES):
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
                 text = " ".join((ast.get_docstring(node) or "").split())
@@ -151,8 +151,8 @@ def _passages() -> Iterator[str]:
                     yield text
 
 
-def _sources() -> Iterator[str]:
-    for module in _MODULES:
+def _sources(modules: Sequence[str]) -> Iterator[str]:
+    for module in modules:
         found = importlib.util.find_spec(module)
         if found is not None and found.origin is not None:
             yield Path(found.origin).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""KernelProgress: how far a long measurement has come, on stderr, as a bar if rich is there."""
+"""Progress: how far a long measurement has come, on stderr, as a bar if rich is there."""
 
 from __future__ import annotations
 
