@@ -1,7 +1,8 @@
 """Acceptance: tokens per step, draft cost and speed of each drafter, by task, in one run.
 
 Each question is answered by every drafter in turn, and without one, so that all of them meet the
-same state of the machine; the answers must be equal token by token.
+same state of the machine; the answers must be equal token by token. Each request comes with a
+prediction for the drafter of that name: the plain answer with three places edited (edited.py).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from specdec.config import EngineConfig
 from specdec.engine import Engine
+from specdec.evals.edited import with_edits
 from specdec.evals.latency_table import table
 from specdec.evals.progress import progress
 from specdec.evals.questions import Question
@@ -123,22 +125,30 @@ def _ask(
 ) -> None:
     """One question to every drafter, plain decoding first."""
     expected: tuple[int, ...] | None = None
+    predicted: tuple[int, ...] = ()
     for name, engine in engines.items():
         before = sum(engine.drafter.seconds.values())
-        answer = _answer(engine, question, settings, seed=number)
-        expected = answer.token_ids if expected is None else expected
+        answer = _answer(engine, question, settings, number, predicted)
+        if expected is None:
+            expected = answer.token_ids
+            predicted = with_edits(expected, number, engine.vocab_size)
         tally = tallies[name].setdefault(question.task, Tally())
         drafting = sum(engine.drafter.seconds.values()) - before
         tally.add(answer, drafting, answer.token_ids == expected)
 
 
 def _answer(
-    engine: Engine, question: Question, settings: AcceptanceSettings, seed: int
+    engine: Engine,
+    question: Question,
+    settings: AcceptanceSettings,
+    seed: int,
+    predicted: Sequence[int],
 ) -> Generation:
     params = SamplingParams(
         max_tokens=settings.max_tokens, temperature=settings.temperature, seed=seed
     )
-    return generate(engine, engine.tokenizer.encode_chat(question.messages), params)
+    prompt_ids = engine.tokenizer.encode_chat(question.messages)
+    return generate(engine, prompt_ids, params, prediction_ids=predicted)
 
 
 def _report(

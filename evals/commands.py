@@ -196,7 +196,9 @@ def acceptance(
             max_model_len=4096,
         ),
         asked,
-        tuple(drafter or ("ngram", "suffix", "medusa", "small-model", "suffix,medusa")),
+        tuple(
+            drafter or ("ngram", "suffix", "prediction", "medusa", "small-model", "suffix,medusa")
+        ),
         temperature=temperature,
         max_tokens=max_tokens,
         uses_noise=not no_noise,

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
-from ctypes import c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import ClassVar
 
@@ -160,6 +160,10 @@ def load(cache: Path, on_compile: Callable[[], None] = lambda: None) -> ctypes.C
         c_int32,
     ]
     library.specdec_move.restype = None
+    library.specdec_gumbel_all.argtypes = [c_uint64, c_int32, c_int64, c_void_p]
+    library.specdec_gumbel_all.restype = None
+    library.specdec_gumbel_of.argtypes = [c_uint64, c_void_p, c_void_p, c_int64, c_void_p]
+    library.specdec_gumbel_of.restype = None
     library.specdec_has_wide_registers.argtypes = []
     library.specdec_has_wide_registers.restype = c_int32
     library.specdec_read.argtypes = [c_void_p, c_int64, c_int32]

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "attention.hpp"
+#include "noise.hpp"
 
 namespace specdec {
 
@@ -250,6 +251,17 @@ void specdec_move(
     void *forward, const Cache *cache, const int32_t *from, const int32_t *to, int32_t count
 ) {
     ((Forward *)forward)->move(*cache, from, to, count);
+}
+
+// Gumbel noise of tokens [0, count) at a position, and of single tokens at theirs.
+void specdec_gumbel_all(uint64_t seed, int32_t position, int64_t count, float *out) {
+    gumbel_all(seed, (uint32_t)position, count, out);
+}
+
+void specdec_gumbel_of(
+    uint64_t seed, const int64_t *positions, const int64_t *ids, int64_t count, float *out
+) {
+    gumbel_of(seed, positions, ids, count, out);
 }
 
 // So that the caller can prove that it states the same structures: bytes of one by number.
