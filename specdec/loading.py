@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specdec import checkpoints
+from specdec import checkpoints, noise
 from specdec.builtin_model import cache_folder
 from specdec.config import EngineConfig, WeightPrecision
 from specdec.errors import UsageError
@@ -92,6 +92,7 @@ def load_target(
     device = _device(config.device)
     library = native_forward(config, model_config)
     if library is not None:
+        noise.use_native(library)
         # What PyTorch still does between forwards is small. Its own threads would go on spinning
         # for milliseconds and take the cores from the forward's (docs/lab-log.md).
         torch.set_num_threads(1)

@@ -5,11 +5,13 @@ Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"
 
 Any device gives the same bits: the generator is integer arithmetic, and what turns its words into
 Gumbel noise is fp32 additions, multiplications and divisions, which IEEE 754 rounds in one way
-only, in one order and never fused. `kernels/philox.py` is the same on a GPU.
+only, in one order and never fused. `kernels/philox.py` is the same on a GPU, and
+`kernels/native/noise.hpp` in C++, in a tenth of the time, once it has been loaded.
 """
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import torch
@@ -21,6 +23,15 @@ _MASK = 0xFFFFFFFF
 _NUM_ROUNDS = 10
 
 GUMBEL_STREAM, COIN_STREAM = 0, 1
+
+_native: ctypes.CDLL | None = None
+
+
+def use_native(library: ctypes.CDLL | None) -> None:
+    """Let the native library make noise on the CPU from now on; None = PyTorch. The same bits."""
+    global _native
+    _native = library
+
 
 # Numbers that fp32 holds exactly, so that no library has to round them; as tensors, for torch
 # spends more time on wrapping a plain number than on a small operation.
@@ -70,6 +81,8 @@ def gumbel(seed: int, position: int, token_ids: Tensor) -> Tensor:
 
     Example: `gumbel(7, 12, torch.tensor([5]))[0] == gumbel(7, 12, torch.arange(10))[5]`.
     """
+    if _native is not None and token_ids.device.type == "cpu":
+        return _native_gumbel(seed, torch.full_like(token_ids, position), token_ids)
     groups, inverse = torch.unique(token_ids >> 2, return_inverse=True)
     words = philox((groups, position, GUMBEL_STREAM, 0), seed)[inverse, token_ids & 3]
     return gumbel_of_words(words)
@@ -82,6 +95,8 @@ def gumbel_at(seed: int, positions: Tensor, token_ids: Tensor) -> Tensor:
     """
     flat = token_ids.flatten()
     where = positions.repeat_interleave(token_ids.shape[1])
+    if _native is not None and flat.device.type == "cpu":
+        return _native_gumbel(seed, where, flat).view(token_ids.shape)
     words = philox((flat >> 2, where, GUMBEL_STREAM, 0), seed)
     picked = words.gather(1, (flat & 3)[:, None])[:, 0]
     return gumbel_of_words(picked).view(token_ids.shape)
@@ -89,9 +104,23 @@ def gumbel_at(seed: int, positions: Tensor, token_ids: Tensor) -> Tensor:
 
 def gumbel_all(seed: int, position: int, vocab_size: int, device: torch.device) -> Tensor:
     """Gumbel noise of the whole vocabulary; the same values as `gumbel`. fp32 [vocab]."""
+    if _native is not None and device.type == "cpu":
+        noise = torch.empty(vocab_size)
+        _native.specdec_gumbel_all(seed, position, vocab_size, noise.data_ptr())
+        return noise
     groups = torch.arange((vocab_size + 3) // 4, dtype=torch.int64, device=device)
     words = philox((groups, position, GUMBEL_STREAM, 0), seed).flatten()[:vocab_size]
     return gumbel_of_words(words)
+
+
+def _native_gumbel(seed: int, positions: Tensor, token_ids: Tensor) -> Tensor:
+    assert _native is not None
+    positions, token_ids = positions.contiguous(), token_ids.contiguous()
+    noise = torch.empty(len(token_ids))
+    _native.specdec_gumbel_of(
+        seed, positions.data_ptr(), token_ids.data_ptr(), len(token_ids), noise.data_ptr()
+    )
+    return noise
 
 
 def gumbel_of_words(words: Tensor) -> Tensor:
