@@ -209,6 +209,28 @@ def acceptance(
         raise typer.Exit(1)
 
 
+@bench_app.command(name="suffix")
+def bench_suffix(
+    model: Model = DEFAULT_MODEL,
+    as_json: AsJson = False,
+) -> None:
+    """What a step costs the suffix drafter at contexts of 1k, 10k and 100k tokens."""
+    from dataclasses import asdict
+
+    from specdec import checkpoints
+    from specdec.drafters.training.prompts import standard_text
+    from specdec.evals.latency_table import table
+    from specdec.evals.suffix_cost import suffix_costs
+    from specdec.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(checkpoints.resolve(model))
+    costs = [asdict(cost) for cost in suffix_costs(tokenizer.encode(standard_text()))]
+    if as_json:
+        print(json.dumps(costs))
+        return
+    print("\n".join(table(list(costs[0]), [[f"{x:.4g}" for x in c.values()] for c in costs])))
+
+
 @bench_app.command(name="kernels")
 def bench_kernels(
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("kernel-bench"),

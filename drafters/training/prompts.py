@@ -64,7 +64,18 @@ def write_prompts(path: Path, prompts: Iterable[Prompt]) -> None:
 def openings(count: int, seed: int) -> list[Opening]:
     """`count` beginnings of users' turns, the tasks in turn, the same for the same seed."""
     rng = random.Random(seed)
-    makers = [_chat, _chat, _chat, _question, _summary, _translation, _maths, _code_edit, _code, _passage]
+    makers = [
+        _chat,
+        _chat,
+        _chat,
+        _question,
+        _summary,
+        _translation,
+        _maths,
+        _code_edit,
+        _code,
+        _passage,
+    ]
     functions, passages = list(standard_functions(_MODULES)), list(_passages())
     made = []
     for index in range(count):
@@ -139,6 +150,11 @@ def standard_functions(modules: Sequence[str]) -> Iterator[str]:
                 lines = source.splitlines()[node.lineno - 1 : node.end_lineno]
                 if 5 <= len(lines) <= 30:
                     yield textwrap.dedent("\n".join(lines))
+
+
+def standard_text() -> str:
+    """The sources of some of the standard library's modules, one after the other."""
+    return "\n".join(_sources(_MODULES))
 
 
 def _passages() -> Iterator[str]:
