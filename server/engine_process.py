@@ -48,6 +48,7 @@ class SteppedEngine(Protocol):
     def step(self) -> list[RequestOutput]: ...
     @property
     def has_work(self) -> bool: ...
+    def close(self) -> None: ...
 
 
 class Channel:
@@ -102,6 +103,7 @@ def run(sock: socket.socket, build: Callable[[EngineConfig], SteppedEngine]) -> 
         engine = build(messages[0].config)
         channel.send(_ready(engine, messages[0].config))
         _loop(engine, channel, messages[1:])
+        engine.close()
     except SpecdecError as error:
         channel.send(Failed(type(error).__name__, str(error)))
         return error.exit_code
@@ -152,6 +154,7 @@ def _submit(engine: SteppedEngine, message: Submit) -> Output:
         priority=message.priority,
         cache_salt=message.cache_salt,
         node_budget=message.node_budget,
+        prediction_ids=message.prediction_ids,
     )
     try:
         engine.add(request)

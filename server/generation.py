@@ -31,6 +31,7 @@ class Preparation:
     choices: tuple[Choice, ...]
     num_prompt: int
     num_choices: int  # per prompt
+    has_prediction: bool = False
 
 
 def prepare(
@@ -46,6 +47,7 @@ def prepare(
         name, prompts = "prompt", body.prompts(tokenizer)
     if len(prompts) * body.num_choices > MAX_CHOICES:
         raise InvalidRequest(f"prompts times n must be at most {MAX_CHOICES}", param="n")
+    prediction_ids = _prediction_ids(body, tokenizer, ready)
     submits: list[Submit] = []
     choices: list[Choice] = []
     for prompt_ids in prompts:
@@ -71,11 +73,31 @@ def prepare(
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt or "",
                 node_budget=body.node_budget,
+                prediction_ids=prediction_ids,
             )
             submits.append(submit)
             choices.append(choice)
     num_prompt = sum(map(len, prompts))
-    return Preparation(tuple(submits), tuple(choices), num_prompt, body.num_choices)
+    return Preparation(
+        tuple(submits),
+        tuple(choices),
+        num_prompt,
+        body.num_choices,
+        has_prediction=body.prediction is not None,
+    )
+
+
+def _prediction_ids(
+    body: ChatBody | CompletionBody, tokenizer: Tokenizer, ready: Ready
+) -> tuple[int, ...]:
+    """Tokens of the predicted text: those that the target can write, as many as its context holds.
+
+    They are never refused: at worst they guess wrong.
+    """
+    if body.prediction is None:
+        return ()
+    ids = tokenizer.encode(body.prediction.text, add_special_tokens=False)
+    return tuple(x for x in ids[: ready.max_model_len] if x < ready.vocab_size)
 
 
 @dataclass(frozen=True)
@@ -152,7 +174,12 @@ class Generation:
     def usage(self) -> Usage:
         """Token counts so far."""
         preparation = self.preparation
-        return Usage.of(preparation.num_prompt, preparation.choices, preparation.num_choices)
+        return Usage.of(
+            preparation.num_prompt,
+            preparation.choices,
+            preparation.num_choices,
+            has_prediction=preparation.has_prediction,
+        )
 
     @property
     def metrics(self) -> Metrics:

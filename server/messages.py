@@ -38,6 +38,7 @@ class Submit(Struct, tag=True):
     priority: int = 0
     cache_salt: str = ""
     node_budget: int | None = None
+    prediction_ids: tuple[int, ...] = ()
 
 
 class Abort(Struct, tag=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -54,6 +54,30 @@ class Speculation(Struct, kw_only=True, forbid_unknown_fields=True):
         return 0 if self.enabled is False else self.max_nodes
 
 
+class ContentPart(Struct, kw_only=True):
+    """One part of a content; only `text` parts are understood."""
+
+    type: str
+    text: str | None = None
+
+
+class Prediction(Struct, kw_only=True):
+    """The text that the client expects back: drafts follow it, and it never changes the answer.
+
+    Unlike OpenAI's it goes together with every other field.
+    """
+
+    type: Literal["content"]
+    content: str | list[ContentPart]
+
+    @property
+    def text(self) -> str:
+        """The whole text; raises InvalidRequest for a part that is not text."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(_texts(self.content, "prediction.content"))
+
+
 class GenerationBody(Struct, kw_only=True):
     """Fields shared by both endpoints; null means "not given" for every optional one."""
 
@@ -81,6 +105,7 @@ class GenerationBody(Struct, kw_only=True):
     cache_salt: str | None = None
     priority: Int64 | None = None
     speculation: Speculation | None = None
+    prediction: Prediction | None = None
 
     @property
     def includes_usage(self) -> bool:
@@ -93,13 +118,6 @@ class GenerationBody(Struct, kw_only=True):
     @property
     def node_budget(self) -> int | None:
         return None if self.speculation is None else self.speculation.node_budget
-
-
-class ContentPart(Struct, kw_only=True):
-    """One part of a message's content; only `text` parts are understood."""
-
-    type: str
-    text: str | None = None
 
 
 class ChatMessage(Struct, kw_only=True):
@@ -116,12 +134,7 @@ class ChatMessage(Struct, kw_only=True):
             raise InvalidRequest("tool_calls are not supported", param=f"{where}.tool_calls")
         content = self.content
         if isinstance(content, list):
-            for idx, part in enumerate(content):
-                if part.type != "text" or part.text is None:
-                    raise InvalidRequest(
-                        "only text parts are supported", param=f"{where}.content[{idx}]"
-                    )
-            content = "\n".join(part.text or "" for part in content)
+            content = "\n".join(_texts(content, f"{where}.content"))
         role = "system" if self.role == "developer" else self.role
         message = {"role": role, "content": content or ""}
         return message if self.name is None else {**message, "name": self.name}
@@ -264,6 +277,16 @@ def choice_params(params: SamplingParams, choice: int) -> SamplingParams:
 
 
 Value = TypeVar("Value")
+
+
+def _texts(parts: Sequence[ContentPart], where: str) -> list[str]:
+    """The text of each part; raises InvalidRequest naming the first that has none."""
+    texts: list[str] = []
+    for idx, part in enumerate(parts):
+        if part.type != "text" or part.text is None:
+            raise InvalidRequest("only text parts are supported", param=f"{where}[{idx}]")
+        texts.append(part.text)
+    return texts
 
 
 def _first(*values: Value | None) -> Value:

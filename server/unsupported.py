@@ -26,7 +26,6 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "grammar": ("",),
     "modalities": (["text"],),
     "audio": (),
-    "prediction": (),
     "web_search_options": (),
     "echo": (False,),
     "suffix": ("",),

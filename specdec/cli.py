@@ -190,6 +190,7 @@ def generate(
         print(json.dumps(result.as_json(), ensure_ascii=False))
     else:
         printer.close(result)
+    engine.close()
 
 
 def _chat(

@@ -23,7 +23,8 @@ class EngineConfig:
 
     Sizes are in tokens unless the name says otherwise. `token_budget` bounds the query tokens of
     a step: decodes come first, prefill chunks share what is left, so a long prompt never stalls a
-    running stream for more than one step of that size. `kv_memory_mib` sizes the KV cache.
+    running stream for more than one step of that size. `kv_memory_mib` is for the KV cache and
+    what drafters hold.
 
     `weights` and `kv` are precisions; with int8 or int4 weights the target is the quantised model,
     for plain and speculative decoding alike. fp16 weights and an fp8 KV cache are a GPU's, integer
@@ -32,14 +33,16 @@ class EngineConfig:
     `deterministic` makes a token's logits depend on its own path alone; the CPU always does, a GPU
     may be faster without.
 
-    Example: `EngineConfig(drafter="ngram", node_budget=16)`.
+    `drafter` names one drafter or several, separated by commas: docs/drafters.md.
+
+    Example: `EngineConfig(drafter="suffix,medusa", node_budget=16)`.
     Raises UsageError when a value makes no sense.
     """
 
     model: str = DEFAULT_MODEL
     weights: WeightPrecision = "auto"
     device: str = "cpu"
-    drafter: str = "ngram"
+    drafter: str = "prediction,suffix"
     node_budget: int = 16
     verification: Verification = "coupled"
     max_model_len: int | None = None

@@ -30,7 +30,7 @@ class Engine:
     Every accepted request ends with exactly one output that has a finish reason.
 
     Example:
-        engine = Engine(EngineConfig(drafter="ngram"))
+        engine = Engine(EngineConfig(drafter="suffix,medusa"))
         engine.add(Request("r1", tuple(engine.tokenizer.encode("Once upon")), SamplingParams()))
         while engine.has_work:
             for output in engine.step():
@@ -124,10 +124,11 @@ class Engine:
                 param="prompt",
             )
         vocab_size = self.vocab_size
-        if not all(0 <= token_id < vocab_size for token_id in request.prompt_ids):
-            raise InvalidRequest(
-                f"prompt token ids must be between 0 and {vocab_size - 1}", param="prompt"
-            )
+        for param, ids in (("prompt", request.prompt_ids), ("prediction", request.prediction_ids)):
+            if not all(0 <= token_id < vocab_size for token_id in ids):
+                raise InvalidRequest(
+                    f"{param} token ids must be between 0 and {vocab_size - 1}", param=param
+                )
         request.params.check_vocab(vocab_size)
         request.max_output = min(request.max_output, limit - len(request.prompt_ids))
         if request.params.stop:

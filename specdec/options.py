@@ -10,7 +10,9 @@ import typer
 from specdec.config import EngineConfig
 
 Model = Annotated[str, typer.Option(help="Folder of safetensors, hub id, or the built-in name.")]
-Drafter = Annotated[str, typer.Option(help="Who guesses: none, ngram, or a registered drafter.")]
+Drafter = Annotated[
+    str, typer.Option(help="Who guesses, commas between several: docs/drafters.md.")
+]
 NodeBudget = Annotated[int, typer.Option(help="Most draft nodes per step, 0 = plain decoding.")]
 Weights = Annotated[
     str, typer.Option(help="Weights: auto, bf16, fp32, int8 or int4; GPU or torch also fp16.")
@@ -21,7 +23,7 @@ Threads = Annotated[
     int | None, typer.Option(help="CPU threads; default: one for each physical core.")
 ]
 Context = Annotated[int | None, typer.Option(help="Longest context; default: the model's.")]
-KvMemory = Annotated[int, typer.Option(help="Memory of the KV cache in MiB.")]
+KvMemory = Annotated[int, typer.Option(help="Memory of the KV cache and the drafters in MiB.")]
 Kv = Annotated[
     str, typer.Option(help="Precision of the KV cache: auto, bf16, fp32, int8; GPU: fp8.")
 ]

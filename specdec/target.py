@@ -50,6 +50,10 @@ class Linear(Protocol):
     out_features: int
     in_features: int
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the packed weight."""
+
     def __call__(self, x: Tensor) -> Tensor:
         """x: [num_rows, in_features]. Returns [num_rows, out_features]."""
 

@@ -45,6 +45,11 @@ class PackedLinear:
             else weight
         )
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the packed weight."""
+        return self.out_features * self.in_features * self._weight.element_size()
+
     def __call__(self, x: Tensor) -> Tensor:
         if self._row_tile is None or x.shape[0] <= self._row_tile:
             return self._product(x)
@@ -87,13 +92,8 @@ class ModelWeights:
     @property
     def num_bytes(self) -> int:
         """Memory of the matrices."""
-        itemsize = self.dtype.itemsize
-        products = [p for x in self.layers for p in (x.qkv, x.output, x.gate_up, x.down)] + [
-            self.head
-        ]
-        return sum(p.out_features * p.in_features for p in products) * itemsize + (
-            self.embedding.numel() * itemsize
-        )
+        layers = [p for x in self.layers for p in (x.qkv, x.output, x.gate_up, x.down)]
+        return self.embedding.nbytes + sum(product.num_bytes for product in (*layers, self.head))
 
     @classmethod
     def load(

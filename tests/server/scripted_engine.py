@@ -76,6 +76,9 @@ class ScriptedEngine:
     def has_work(self) -> bool:
         return bool(self._scripts or self._aborted)
 
+    def close(self) -> None:
+        """Nothing outlives it."""
+
     def add(self, request: Request) -> None:
         prompt = self.loaded.tokenizer.decode(request.prompt_ids)
         if len(request.prompt_ids) + request.params.max_tokens > MAX_MODEL_LEN:

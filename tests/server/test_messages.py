@@ -45,7 +45,9 @@ PARAMS = SamplingParams(
 )
 TO_ENGINE: list[ToEngine] = [
     Start(EngineConfig(model="m", drafter="none", threads=2)),
-    Submit("r", (1, 2, 3), PARAMS, priority=-1, cache_salt="s", node_budget=4),
+    Submit(
+        "r", (1, 2, 3), PARAMS, priority=-1, cache_salt="s", node_budget=4, prediction_ids=(7, 8)
+    ),
     Abort("r"),
     Shutdown(),
 ]

@@ -140,7 +140,6 @@ def test_speculation_limits_the_node_budget() -> None:
         ("echo", True),
         ("suffix", "end"),
         ("best_of", 2),
-        ("prediction", {"type": "content", "content": "x"}),
         ("audio", {"voice": "v"}),
         ("guided_json", {}),
         ("skip_special_tokens", False),

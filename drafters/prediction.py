@@ -1,0 +1,107 @@
+"""PredictionDrafter: drafts that follow the text which the caller expects back.
+
+The caller hands over `Request.prediction_ids` (OpenAI's `prediction`). Drafts follow it through
+insertions, deletions and replaced spans: `specdec.drafters.alignment` says where the answer may
+stand in the text and how likely each place is, and the likeliest nodes make the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+from itertools import count
+from typing import NamedTuple
+
+from specdec.drafters.alignment import Alignment, Guess, PredictedText
+from specdec.drafting import Drafter
+from specdec.plan import DecodeStep
+from specdec.request import Request
+from specdec.tree import DraftTree, TreeBuilder
+
+MIN_REACH = 0.02  # P(reached) below which a node is not worth its row
+
+
+class PredictionDrafter(Drafter):
+    """Guesses that the answer is the request's predicted text, with edits.
+
+    The text's tokens count as accepted or rejected under the name "prediction": a rejected one was
+    drafted as a node and not accepted, wherever in the tree it stood.
+    """
+
+    name = "prediction"
+
+    def __init__(self) -> None:
+        self._alignments: dict[str, Alignment] = {}
+
+    def draft(self, steps: Sequence[DecodeStep]) -> list[DraftTree]:
+        """One tree per step, root-only where no text is predicted or the answer is far from it."""
+        return [self._draft(step) for step in steps]
+
+    def _draft(self, step: DecodeStep) -> DraftTree:
+        request = step.request
+        if step.node_budget == 0 or not request.prediction_ids:
+            return DraftTree.root_only(step.root)
+        alignment = self._alignments.get(request.request_id)
+        if alignment is None:
+            alignment = Alignment(PredictedText(request.prediction_ids))
+            self._alignments[request.request_id] = alignment
+        num_known = len(request.prompt_ids) + len(alignment.output)
+        for token_id in request.token_ids[num_known:]:
+            alignment.advance(token_id)
+        return grow(alignment, step.root, step.node_budget)
+
+    def release(self, request: Request) -> None:
+        """Drop the request's alignment."""
+        self._alignments.pop(request.request_id, None)
+
+
+class Bud(NamedTuple):
+    """A node that may be added; those most likely to be reached are added first."""
+
+    reach: float  # minus P(accepted), so that a heap gives the likeliest first
+    order: int  # among equals, the first found first
+    parent: int
+    token_id: int
+    score: float
+    guesses: list[Guess]
+
+
+def grow(alignment: Alignment, root: int, node_budget: int) -> DraftTree:
+    """The `node_budget` likeliest nodes as a tree, the likeliest path laid first."""
+    order = count()
+    buds: list[Bud] = []
+
+    def sprout(parent: int, reach: float, guesses: Sequence[Guess]) -> None:
+        for token_id, after in alignment.branches(guesses).items():
+            weight = sum(guess.weight for guess in after)
+            if weight >= MIN_REACH:
+                score = min(1.0, weight / reach)
+                heappush(buds, Bud(-weight, next(order), parent, token_id, score, after))
+
+    sprout(-1, 1.0, alignment.guesses())
+    chosen: list[Bud] = []
+    while buds and len(chosen) < node_budget:
+        bud = heappop(buds)
+        sprout(len(chosen), -bud.reach, bud.guesses)
+        chosen.append(bud)
+    return _lay(chosen, root)
+
+
+def _lay(chosen: Sequence[Bud], root: int) -> DraftTree:
+    """Nodes in depth-first order, likeliest child first: a path's slots then lie in a row."""
+    children: dict[int, list[int]] = {}
+    for node, bud in enumerate(chosen):
+        children.setdefault(bud.parent, []).append(node)
+    builder = TreeBuilder(root, len(chosen))
+    waiting: list[tuple[int, int]] = _family(0, children.get(-1, ()))
+    while waiting:
+        parent, node = waiting.pop()
+        bud = chosen[node]
+        laid = builder.add(parent, bud.token_id, bud.score, PredictionDrafter.name)
+        assert laid is not None
+        waiting += _family(laid, children.get(node, ()))
+    return builder.build()
+
+
+def _family(parent: int, nodes: Iterable[int]) -> list[tuple[int, int]]:
+    return [(parent, node) for node in reversed(list(nodes))]
