@@ -18,7 +18,7 @@ class Growth:
 
     Example:
         growth = Growth(root=5, node_budget=4)
-        growth.extend(0, [7, 8], [0.6, 0.3])
+        growth.extend(growth.frontier(width=1)[0], [7, 8], [0.6, 0.3])
         growth.extend(growth.frontier(width=1)[0], [9], [0.5])
         growth.tree("medusa").token_ids == (5, 7, 9, 8)
     """

@@ -10,12 +10,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specdec.drafters.medusa_heads import MedusaHeads
-from specdec.drafters.ranking import NUM_GREEDY, NUM_SAMPLED, Ranked
-from specdec.noise import gumbel_at
+from specdec.drafters.ranking import Ranked, lifted
 from specdec.request import Request
 from specdec.target import Target
 
-NUM_PARENTED_GREEDY = 64  # candidates of a head among which a parent decides
+NUM_CANDIDATES = 64  # of a head, among which the parent decides
+# Heads are surer than they are right: scores flattened by this choose the better nodes
+# (docs/lab-log.md). The order of the guesses stays.
+TRUST = 0.7
 
 
 class PackedHeads:
@@ -64,9 +66,9 @@ class PackedHeads:
         packed = [linear for layers in self._layers for linear in layers]
         packed += self._own or [self._shared]
         packed += [] if self._roots is None else [self._roots]
-        numbers = sum(linear.out_features * linear.in_features for linear in packed)
+        products = sum(linear.num_bytes for linear in packed)
         tables = [term for term in self._parent_terms if term is not None]
-        return numbers * 4 + sum(term.nbytes for term in tables) + self._rows[0].nbytes
+        return products + sum(term.nbytes for term in tables) + self._rows[0].nbytes
 
     def guess(
         self, states: Tensor, roots: Tensor, requests: Sequence[Request], *, uses_noise: bool = True
@@ -76,17 +78,18 @@ class PackedHeads:
         states: fp32 [n, hidden], the target's states that chose the roots; roots: int64 [n].
         """
         z = self._states(states, roots)  # [num_heads, n, hidden]
-        logits = self._logits(z)  # [num_heads, n, rows]
-        is_greedy = not uses_noise or all(request.params.is_greedy for request in requests)
-        has_parents = any(term is not None for term in self._parent_terms)
-        wide = NUM_PARENTED_GREEDY if has_parents else NUM_GREEDY
-        wide = min(wide if is_greedy else NUM_SAMPLED, logits.shape[-1])
-        values, columns = logits.topk(wide)
-        values, columns = values.float().cpu(), columns.cpu()
-        return [
-            HeadGuesses.of(self, values[:, index], columns[:, index], request, uses_noise)
-            for index, request in enumerate(requests)
-        ]
+        logits = self._logits(z).float()  # [num_heads, n, rows]
+        guesses = []
+        for index, request in enumerate(requests):
+            rows = logits[:, index]
+            inverse = 1.0
+            if uses_noise and not request.params.is_greedy:
+                positions = range(request.num_tokens, request.num_tokens + self.num_heads)
+                rows = lifted(rows, request, positions, self._vocabulary)
+                inverse = 1.0 / request.params.temperature
+            values, columns = rows.topk(min(NUM_CANDIDATES, rows.shape[1]))
+            guesses.append(HeadGuesses(self, values.cpu(), columns.cpu(), inverse))
+        return guesses
 
     def _states(self, states: Tensor, roots: Tensor) -> Tensor:
         count = len(states)
@@ -127,48 +130,25 @@ class PackedHeads:
 
 @dataclass(frozen=True)
 class HeadGuesses:
-    """Candidates of each head for one request: [num_heads, num_candidates], likeliest first.
+    """Candidates of each head for one request: [num_heads, num_candidates], best first.
 
-    `values` are logits over the temperature, `noise` the request's Gumbel noise at the guessed
-    positions, or None where it is greedy.
+    `values` are logits, over the temperature and with the request's noise where it samples: head i
+    guesses the token at position `num_tokens + i`.
     """
 
     heads: PackedHeads
     values: Tensor
     columns: Tensor
-    token_ids: Tensor
-    noise: Tensor | None
     inverse_temperature: float
-
-    @classmethod
-    def of(
-        cls,
-        heads: PackedHeads,
-        values: Tensor,
-        columns: Tensor,
-        request: Request,
-        uses_noise: bool,
-    ) -> HeadGuesses:
-        """With the request's noise: head i guesses the token at position `num_tokens + i`."""
-        token_ids = heads.tokens(columns)
-        if request.params.is_greedy or not uses_noise:
-            return cls(heads, values, columns, token_ids, None, 1.0)
-        positions = request.num_tokens + torch.arange(len(values))
-        noise = gumbel_at(request.seed, positions, token_ids)
-        inverse = 1.0 / request.params.temperature
-        return cls(heads, values * inverse, columns, token_ids, noise, inverse)
 
     def children(self, head: int, parents: Sequence[int], count: int) -> list[Ranked]:
         """The `count` best guesses of a head below each parent token: see ranking.py."""
-        lifted = self.values[head][None]
+        values = self.values[head][None]
         added = self.heads.parent_logits(head, parents, self.columns[head])
         if added is not None:
-            lifted = lifted + added * self.inverse_temperature
-        if self.noise is not None:
-            lifted = lifted + self.noise[head]
-        order = lifted.topk(min(count, lifted.shape[1])).indices
-        scores = lifted.softmax(1).gather(1, order)
-        token_ids = self.token_ids[head][order]
+            values = values + added * self.inverse_temperature
+        scores, order = (TRUST * values).softmax(1).topk(min(count, values.shape[1]))
+        token_ids = self.heads.tokens(self.columns[head][order])
         ranked = [
             Ranked(ids, own) for ids, own in zip(token_ids.tolist(), scores.tolist(), strict=True)
         ]

@@ -18,8 +18,6 @@ from torch import Tensor
 from specdec.noise import gumbel_at
 from specdec.request import Request
 
-NUM_GREEDY, NUM_SAMPLED = 16, 256  # tokens looked at: noise lifts some from far below the top
-
 
 @dataclass(frozen=True)
 class Guess:
@@ -37,53 +35,64 @@ class Ranked:
     scores: list[float]
 
 
+def lifted(
+    logits: Tensor, request: Request, positions: Sequence[int], vocabulary: Tensor
+) -> Tensor:
+    """log p_draft / T + g of every token, up to a constant; plain logits where there is no noise.
+
+    logits: fp32 [num_rows, num_tokens], one row per position; vocabulary: int64 [num_tokens], the
+    token of each column. The noise is made for all of them: it lifts some from far below the top.
+    """
+    if request.params.is_greedy:
+        return logits
+    where = torch.tensor(positions, device=logits.device)
+    token_ids = vocabulary.to(logits.device).expand(len(positions), -1)
+    return logits / request.params.temperature + gumbel_at(request.seed, where, token_ids)
+
+
 def rank(
     logits: Tensor,
     guesses: Sequence[Guess],
     count: int,
-    vocabulary: Tensor | None = None,
+    vocabulary: Tensor,
     *,
     uses_noise: bool = True,
 ) -> list[Ranked]:
     """The `count` best guesses of each row.
 
-    logits: [num_rows, num_tokens], on any device; guesses: one per row; vocabulary: int64
-    [num_tokens], the token of each column, None = its number.
+    logits: [num_rows, num_tokens], on any device; guesses: one per row, those of a request side by
+    side; vocabulary: int64 [num_tokens], the token of each column.
 
-    A score is the share of exp(log p_draft / T + g) among the tokens looked at, which is the
-    chance that the guess is right if the drafter is as wrong as its own temperature says.
+    A score is the share of exp(log p_draft / T + g) among all tokens, which is the chance that the
+    guess is right if the drafter is as wrong as its own temperature says.
 
-    Example: `rank(logits, [Guess(request, request.num_tokens)], count=4)[0].token_ids`.
+    Example: `rank(logits, [Guess(request, request.num_tokens)], 4, torch.arange(49152))`.
     """
-    is_greedy = [guess.request.params.is_greedy or not uses_noise for guess in guesses]
-    wide = NUM_GREEDY if all(is_greedy) else NUM_SAMPLED
-    wide = max(count, min(wide, logits.shape[1]))
-    values, columns = logits.float().topk(min(wide, logits.shape[1]))
-    total = logits.float().logsumexp(1).cpu() if any(is_greedy) else None
-    values, columns = values.cpu(), columns.cpu()
-    token_ids = columns if vocabulary is None else vocabulary[columns]
-    ranked: list[Ranked | None] = [None] * len(guesses)
-    for rows in _by_request(guesses):
-        request = guesses[rows[0]].request
-        if is_greedy[rows[0]]:
-            assert total is not None
-            scores = (values[rows] - total[rows, None]).exp()
-            order = None
-        else:
-            positions = torch.tensor([guesses[row].position for row in rows])
-            noise = gumbel_at(request.seed, positions, token_ids[rows])
-            # Multiplied as the Sampler does it, and ranked before softmax makes near values equal.
-            perturbed = values[rows] * (1.0 / request.params.temperature) + noise
-            order = perturbed.topk(min(count, perturbed.shape[1])).indices
-            scores = perturbed.softmax(1).gather(1, order)
-        for index, row in enumerate(rows):
-            ids = token_ids[row] if order is None else token_ids[row][order[index]]
-            ranked[row] = Ranked(ids[:count].tolist(), scores[index][:count].tolist())
-    return [found for found in ranked if found is not None]
+    rows = logits.float()
+    if uses_noise:
+        rows = torch.cat(
+            [
+                lifted(
+                    rows[first : first + len(positions)],
+                    guesses[first].request,
+                    positions,
+                    vocabulary,
+                )
+                for first, positions in _runs(guesses)
+            ]
+        )
+    values, columns = rows.topk(min(count, rows.shape[1]))
+    scores = (values - rows.logsumexp(1, keepdim=True)).exp()
+    token_ids = vocabulary[columns.cpu()]
+    return [Ranked(ids, own) for ids, own in zip(token_ids.tolist(), scores.tolist(), strict=True)]
 
 
-def _by_request(guesses: Sequence[Guess]) -> list[list[int]]:
-    rows: dict[str, list[int]] = {}
+def _runs(guesses: Sequence[Guess]) -> list[tuple[int, list[int]]]:
+    """First row and positions of each request's run of rows."""
+    runs: list[tuple[int, list[int]]] = []
     for row, guess in enumerate(guesses):
-        rows.setdefault(guess.request.request_id, []).append(row)
-    return list(rows.values())
+        if runs and guesses[runs[-1][0]].request is guess.request:
+            runs[-1][1].append(guess.position)
+        else:
+            runs.append((row, [guess.position]))
+    return runs

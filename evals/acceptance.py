@@ -176,6 +176,27 @@ def _report(
     }
 
 
+def markdown(report: Mapping[str, Any]) -> str:
+    """Tokens per step by task, and over all tasks draft cost and speed, as README has them."""
+    drafters = report["drafters"]
+    tasks = list(drafters[PLAIN]["tasks"])
+    head = ["`--drafter`", *tasks, "nodes", "draft ms", "step ms", "speed"]
+    lines = [head, ["---"] * len(head)]
+    for name, found in drafters.items():
+        total = found["all"]
+        lines.append(
+            [
+                name,
+                *(f"{found['tasks'][task]['tokens_per_step']:.2f}" for task in tasks),
+                f"{total['drafted_per_step']:.1f}",
+                f"{total['draft_ms_per_step']:.2f}",
+                f"{total['step_ms']:.1f}",
+                f"{total['speed']:.2f}x" + (" (loses)" if total["speed"] < 1 else ""),
+            ]
+        )
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
 def render(report: Mapping[str, Any]) -> str:
     """Tokens per step by task, then what a step costs and what is gained."""
     return "\n".join(_lines(report))

@@ -173,10 +173,13 @@ def acceptance(
     threads: Threads = None,
     kv_memory_mib: KvMemory = 512,
     model: Model = DEFAULT_MODEL,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the table as README has it.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Tokens per step, draft cost and speed of drafters by task; the answers must be equal."""
-    from specdec.evals.acceptance import AcceptanceSettings, evaluate, render
+    from specdec.evals.acceptance import AcceptanceSettings, evaluate, markdown, render
     from specdec.evals.questions import code_edits, spec_bench
 
     asked = spec_bench(questions, per_task) if questions is not None else []
@@ -204,7 +207,8 @@ def acceptance(
         uses_noise=not no_noise,
     )
     report = evaluate(settings)
-    print(json.dumps(report) if as_json else render(report))
+    show = markdown if as_markdown else render
+    print(json.dumps(report) if as_json else show(report))
     if any(found["all"]["unequal_answers"] for found in report["drafters"].values()):
         raise typer.Exit(1)
 
