@@ -54,21 +54,23 @@ def rank(
     logits: Tensor,
     guesses: Sequence[Guess],
     count: int,
-    vocabulary: Tensor,
+    vocabulary: Tensor | None = None,
     *,
     uses_noise: bool = True,
 ) -> list[Ranked]:
     """The `count` best guesses of each row.
 
-    logits: [num_rows, num_tokens], on any device; guesses: one per row, those of a request side by
-    side; vocabulary: int64 [num_tokens], the token of each column.
+    logits: [num_rows, num_tokens], on any device; guesses: one per row, cheapest if those of a
+    request stand side by side; vocabulary: int64 [num_tokens], the token of each column, None = its
+    number.
 
     A score is the share of exp(log p_draft / T + g) among all tokens, which is the chance that the
     guess is right if the drafter is as wrong as its own temperature says.
 
-    Example: `rank(logits, [Guess(request, request.num_tokens)], 4, torch.arange(49152))`.
+    Example: `rank(logits, [Guess(request, request.num_tokens)], 4)[0].token_ids`.
     """
     rows = logits.float()
+    vocabulary = torch.arange(rows.shape[1]) if vocabulary is None else vocabulary
     if uses_noise:
         rows = torch.cat(
             [

@@ -1,29 +1,21 @@
 """Collection: what the target says to a prompt file, and its hidden states, as a corpus on disk.
 
-A corpus is a folder of `corpus.json` and shards `shard-00000.safetensors`, each of them holding
-    token_ids        int32 [num_tokens], prompt and output of each sequence, back to back
-    sequence_starts  int32 [num_sequences + 1]
-    output_starts    int32 [num_sequences], index into token_ids
-    hidden           bf16 [num_outputs, hidden_size]; the row of an output token is the target's
-                     state after its last norm at the token before it: what chose the token
-    temperatures     fp32 [num_sequences]
-and in its metadata `tasks`, a JSON list.
+corpus.py says how it lies there.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from specdec.config import EngineConfig
+from specdec.drafters.training.corpus import TrainingSequence, write_shard
 from specdec.drafters.training.prompts import Opening, Prompt
 from specdec.drafting import Drafter
 from specdec.engine import Engine
@@ -108,7 +100,18 @@ def collect(
             for done, tokens in _run(engine, [request for _, request, _ in requests]):
                 if on_progress is not None:
                     on_progress(num_done + done, num_tokens + tokens)
-            _write(path, requests, recorder)
+            answered = [
+                TrainingSequence(
+                    torch.tensor(request.token_ids, dtype=torch.int32),
+                    len(request.prompt_ids),
+                    recorder.take(request),
+                    temperature,
+                    prompt.task,
+                )
+                for prompt, request, temperature in requests
+            ]
+            if answered:
+                write_shard(path, answered)
             num_tokens += sum(len(request.output) for _, request, _ in requests)
         num_done += len(prompts) * len(plan.temperatures)
         if on_progress is not None:
@@ -124,14 +127,14 @@ def write_questions(
         [{"role": "user", "content": marker}], add_generation_prompt=False
     )
     before, after = chat.split(marker)
-    end = after.strip().splitlines()[0]
+    end = tuple(after.split()[:1])  # what the template writes after a user's turn, if anything
     requests = []
     for number, opening in enumerate(openings):
         params = SamplingParams(
             max_tokens=1 if opening.is_whole else 80,
             temperature=0.9,
             top_k=50,
-            stop=(end,),
+            stop=end,
             seed=seed + number,
         )
         ids = engine.tokenizer.encode(before + opening.text)
@@ -166,7 +169,7 @@ def _claim(folder: Path, plan: CollectionPlan, engine: Engine) -> None:
     }
     file = folder / "corpus.json"
     if file.exists():
-        if json.loads(file.read_text(encoding="utf-8"))["plan"] != facts["plan"]:
+        if json.loads(file.read_text(encoding="utf-8")).get("plan") != facts["plan"]:
             raise UsageError(f"{folder} holds a corpus of other prompts or settings; take another")
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -197,25 +200,3 @@ def _run(engine: Engine, requests: Sequence[Request]) -> Iterator[tuple[int, int
             tokens += len(output.tokens)
             done += output.finish_reason is not None
         yield done, tokens
-
-
-def _write(
-    path: Path, requests: Sequence[tuple[Prompt, Request, float]], recorder: StateRecorder
-) -> None:
-    token_ids: list[int] = []
-    starts, outputs = [0], []
-    for _, request, _ in requests:
-        outputs.append(len(token_ids) + len(request.prompt_ids))
-        token_ids += request.token_ids
-        starts.append(len(token_ids))
-    tensors = {
-        "token_ids": torch.tensor(token_ids, dtype=torch.int32),
-        "sequence_starts": torch.tensor(starts, dtype=torch.int32),
-        "output_starts": torch.tensor(outputs, dtype=torch.int32),
-        "hidden": torch.cat([recorder.take(request) for _, request, _ in requests]),
-        "temperatures": torch.tensor([t for _, _, t in requests], dtype=torch.float32),
-    }
-    unfinished = path.with_suffix(".part")
-    tasks = json.dumps([prompt.task for prompt, _, _ in requests])
-    save_file(tensors, unfinished, metadata={"tasks": tasks})
-    os.replace(unfinished, path)

@@ -247,7 +247,8 @@ _GERMAN = (
         "Der Trainer", "Die Zeitung", "Ein Zeuge", "Die Forscher", "Das Kind",
     ),
     (
-        "hat gestern", "wird morgen", "hat in Berlin", "konnte am Freitag", "wollte im letzten Jahr",
+        "hat gestern", "wird morgen", "hat in Berlin", "konnte am Freitag",
+        "wollte im letzten Jahr",
         "hat nach langer Diskussion", "soll in den nächsten Wochen", "hat zum ersten Mal",
         "muss trotz der Kritik", "hat am Dienstag", "darf ab Januar", "hat während der Sitzung",
     ),
@@ -283,9 +284,11 @@ _SUMMARIES = (
     "TL;DR:", "Write a concise summary:", "Summarize the key findings:",
 )  # fmt: skip
 _NEWS = (
-    "(CNN) --", "LONDON, England (CNN) --", "By", "A man was arrested", "A woman who", "The president",
+    "(CNN) --", "LONDON, England (CNN) --", "By", "A man was arrested", "A woman who",
+    "The president",
     "Police in", "Scientists have", "Manchester United", "The company announced", "A new study",
-    "It was a night", "Thousands of people", "The government has", "Two people", "A mother of three",
+    "It was a night", "Thousands of people", "The government has", "Two people",
+    "A mother of three",
     "The city council", "An American", "After years of", "Officials said on Monday",
 )  # fmt: skip
 _ABOUT = (
