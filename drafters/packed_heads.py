@@ -147,7 +147,8 @@ class HeadGuesses:
         added = self.heads.parent_logits(head, parents, self.columns[head])
         if added is not None:
             values = values + added * self.inverse_temperature
-        scores, order = (TRUST * values).softmax(1).topk(min(count, values.shape[1]))
+        order = values.topk(min(count, values.shape[1])).indices
+        scores = (TRUST * values).softmax(1).gather(1, order)
         token_ids = self.heads.tokens(self.columns[head][order])
         ranked = [
             Ranked(ids, own) for ids, own in zip(token_ids.tolist(), scores.tolist(), strict=True)

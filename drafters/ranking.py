@@ -47,7 +47,8 @@ def lifted(
         return logits
     where = torch.tensor(positions, device=logits.device)
     token_ids = vocabulary.to(logits.device).expand(len(positions), -1)
-    return logits / request.params.temperature + gumbel_at(request.seed, where, token_ids)
+    inverse = 1.0 / request.params.temperature  # to multiply with, as the Sampler does
+    return logits * inverse + gumbel_at(request.seed, where, token_ids)
 
 
 def rank(

@@ -51,8 +51,9 @@ class NativeModel:
         self.precision = precision
         self.num_threads = num_threads or usable_cores()
         self._library = library
-        self.weights = NativeWeights(
-            library, config, source, precision, integers, None if lender is None else lender.weights
+        lent: NativeWeights | None = None if lender is None else lender.weights
+        self.weights: NativeWeights = NativeWeights(
+            library, config, source, precision, integers, lent
         )
         self._cos, self._sin = (t.contiguous() for t in config.rope.tables(max_model_len))
         described = CModel(

@@ -94,8 +94,7 @@ def test_broken_logits_end_their_request_alone() -> None:
     forward = engine.runner.forward
 
     def break_one(batch: Batch) -> TargetOutput:
-        output = forward(batch)
-        logits = output.logits.clone()
+        logits = (output := forward(batch)).logits.clone()
         logits[0, 5] = float("nan")
         return dataclasses.replace(output, logits=logits)
 

@@ -146,10 +146,8 @@ FIRST = next(i for i in range(4, 20) if TRUTH[i] not in TRUTH[:i])  # a token ne
 def test_the_end_in_the_middle_of_an_accepted_path_cuts_everything(
     settings: dict[str, Any], length: int, reason: str
 ) -> None:
-    drafter = ChainDrafter(TRUTH)
-    engine = toy_engine(drafter=drafter, node_budget=19)
-    request = Request("x", PROMPT, params(logprobs=1, **settings))
-    outputs = run_all(engine, [request])
+    engine = toy_engine(drafter=ChainDrafter(TRUTH), node_budget=19)
+    outputs = run_all(engine, [Request("x", PROMPT, params(logprobs=1, **settings))])
     records = [t for o in outputs for t in o.tokens]
     assert [t.token_id for t in records] == TRUTH[:length]
     assert endings(outputs, "x") == [reason]
@@ -168,8 +166,7 @@ def test_end_token_in_the_middle_of_an_accepted_path() -> None:
     biased = {"logit_bias": {EOS: 6.0}}
     truth = truth_of(PROMPT, **biased)
     assert EOS in truth[:-2]
-    drafter = ChainDrafter(truth)
-    engine = toy_engine(drafter=drafter, node_budget=19)
+    engine = toy_engine(drafter=ChainDrafter(truth), node_budget=19)
     ends, goes_on = (Request(str(f), PROMPT, params(ignore_eos=f, **biased)) for f in (False, True))
     outputs = run_all(engine, [ends, goes_on])
     assert ends.output_ids == truth[: truth.index(EOS) + 1]
@@ -256,8 +253,7 @@ def test_nan_logits_fail_one_request_and_leave_the_neighbours_alone(
         request = Request(name, prompts[name], params(**settings))
         run_all(toy_engine(), [request])
         want[name] = request.output
-    drafter = TruthDrafter({}, 1, hit_rate=0.0)
-    engine = toy_engine(drafter=drafter, node_budget=4)
+    engine = toy_engine(drafter=TruthDrafter({}, 1, hit_rate=0.0), node_budget=4)
     requests = {n: Request(n, prompt, params(**settings)) for n, prompt in prompts.items()}
     forward = engine.runner.forward
     num_steps = 0
@@ -298,8 +294,7 @@ def test_what_an_erroneous_request_published_is_not_found_again(
     forward = engine.runner.forward
 
     def broken(batch: Batch) -> TargetOutput:
-        output = forward(batch)
-        return dataclasses.replace(output, logits=output.logits * torch.nan)
+        return dataclasses.replace(output := forward(batch), logits=output.logits * torch.nan)
 
     monkeypatch.setattr(engine.runner, "forward", broken)
     prompt = tuple(range(20))
@@ -343,7 +338,7 @@ def test_prefix_hits_stay_within_a_salt_and_change_nothing() -> None:
 
 def test_a_request_with_no_node_budget_gets_no_drafts() -> None:
     engine = toy_engine(drafter=ChainDrafter(TRUTH), node_budget=8)
-    plain, drafted = Request("p", PROMPT, params(), node_budget=0), Request("d", PROMPT, params())
+    plain, drafted = (Request(n, PROMPT, params(), node_budget=b) for n, b in (("p", 0), ("d", 8)))
     run_all(engine, [plain, drafted])
     assert plain.stats.num_draft_tokens == 0 and plain.stats.num_steps == 20
     assert drafted.stats.num_steps < 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +20,23 @@ from specdec.request import Request, RequestOutput
 from specdec.sampling import Sampler
 from specdec.scheduler import Scheduler
 from specdec.tree import DraftTree
-from tests.toy import ALPHABET, EOS, Form, TruthDrafter, check_pool, run_all, toy_engine
+from tests.drafters.toy_drafters import (
+    COMPOSITIONS,
+    NAMES,
+    check_drafter,
+    num_held,
+    toy_drafters,
+)
+from tests.toy import (
+    ALPHABET,
+    EOS,
+    Form,
+    TruthDrafter,
+    check_pool,
+    run_all,
+    toy_engine,
+    toy_model,
+)
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -57,9 +74,17 @@ class Arrival:
     step: int
     priority: int
     abort_after: int | None
+    salt: str = ""
 
-    def request(self, index: int) -> Request:
-        return Request(f"r{index}", self.prompt_ids, self.params, priority=self.priority)
+    def request(self, index: int, prediction_ids: Sequence[int] = ()) -> Request:
+        return Request(
+            f"r{index}",
+            self.prompt_ids,
+            self.params,
+            priority=self.priority,
+            cache_salt=self.salt,
+            prediction_ids=tuple(prediction_ids),
+        )
 
 
 shared_prefix = tuple(index * 7 % VOCAB for index in range(50))
@@ -76,6 +101,7 @@ arrivals = st.lists(
         step=st.integers(0, 6),
         priority=st.integers(0, 1),
         abort_after=st.none() | st.none() | st.integers(0, 12),
+        salt=st.sampled_from(["", "", "other"]),
     ),
     min_size=1,
     max_size=8,
@@ -106,23 +132,38 @@ def alone(arrival: Arrival, index: int) -> Answer:
     return answer
 
 
-def drafter_for(name: str, truth: dict[str, list[int]], seed: int) -> Drafter | None:
-    if name == "truth":
-        return TruthDrafter(truth, seed, hit_rate=0.8)
-    if name == "random":
-        return TruthDrafter({}, seed, hit_rate=0.0)
-    return None
+def drafter_for(
+    name: str, truth: dict[str, list[int]], seed: int, num_draft_blocks: int
+) -> Drafter | None:
+    if name == "none":
+        return None
+    if name in ("truth", "random"):
+        return TruthDrafter(truth if name == "truth" else {}, seed, hit_rate=0.8)
+    return toy_drafters(name, num_blocks=num_draft_blocks)
+
+
+def predictions(expected: Sequence[Answer], rng: random.Random) -> list[list[int]]:
+    """For two requests of three the true answer with some of it replaced, inserted and left out."""
+    made = []
+    for answer in expected:
+        text = list(answer.token_ids) if rng.random() < 0.7 else []
+        for _ in range(len(text) // 8):
+            place = rng.randrange(len(text))
+            text[place : place + rng.randrange(3)] = [rng.randrange(VOCAB)] * rng.randrange(3)
+        made.append(text)
+    return made
 
 
 any_mix = given(
     mix=arrivals,
-    drafter=st.sampled_from(["none", "ngram", "truth", "truth", "random"]),
+    drafter=st.sampled_from(["none", "truth", "truth", "random", *NAMES, *COMPOSITIONS]),
     node_budget=st.sampled_from([0, 1, 5, 20, 40]),
     token_budget=st.sampled_from([4, 23, 256]),
     num_blocks=st.sampled_from([10, 13, 80]),
     max_running=st.sampled_from([1, 3, 8]),
     prefix_cache=st.booleans(),
     seed=st.integers(0, 1000),
+    num_draft_blocks=st.sampled_from([3, 12, 60]),
 )
 
 
@@ -135,31 +176,34 @@ def check_mix(
     max_running: int,
     prefix_cache: bool,
     seed: int,
+    num_draft_blocks: int,
 ) -> None:
     expected = [alone(arrival, index) for index, arrival in enumerate(mix)]
     truth = {f"r{index}": answer.token_ids for index, answer in enumerate(expected)}
     engine = toy_engine(
-        drafter=drafter_for(drafter, truth, seed),
+        drafter=drafter_for(drafter, truth, seed, num_draft_blocks),
         node_budget=node_budget,
         token_budget=token_budget,
         num_blocks=num_blocks,
         max_running=max_running,
         prefix_cache=prefix_cache,
-        drafter_name="ngram" if drafter == "ngram" else "none",
     )
+    predicted = predictions(expected, random.Random(seed))
     got = {f"r{index}": Answer() for index in range(len(mix))}
     step = 0
     while engine.has_work or step <= max(a.step for a in mix):
         for index, arrival in enumerate(mix):
             if arrival.step == step:
-                engine.add(arrival.request(index))
+                engine.add(arrival.request(index, predicted[index]))
             if arrival.abort_after is not None and arrival.step + arrival.abort_after == step:
                 engine.abort(f"r{index}")
         for output in engine.step():
             got[output.request_id].add(output)
         check_pool(engine)
+        check_drafter(engine.drafter)
         step += 1
         assert step < 2000, "no progress"
+    assert num_held(engine.drafter) == 0
     for answer, want in zip(got.values(), expected, strict=True):
         assert len(answer.endings) == 1
         if answer.endings == ["abort"]:
@@ -198,6 +242,7 @@ def check_fixed_mix() -> None:
         max_running=8,
         prefix_cache=True,
         seed=0,
+        num_draft_blocks=60,
     )
 
 
@@ -217,10 +262,21 @@ PRECISIONS = [
 ]
 
 
-@pytest.mark.parametrize("drafter", ["none", "ngram", "truth"])
+@pytest.mark.parametrize("drafter", ["none", "truth", "ngram"])
 @pytest.mark.parametrize("backend", PRECISIONS, indirect=True, ids=str)
 def test_so_it_is_in_every_precision(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The target then is the rounded model; that it is one function of the path does not change."""
+    check_busy_mix(drafter, monkeypatch)
+
+
+@pytest.mark.parametrize("drafter", [*NAMES, *COMPOSITIONS])
+def test_so_it_is_with_every_drafter(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixed, so that each lives through preemption, an abort, hits and the context's end."""
+    check_busy_mix(drafter, monkeypatch)
+
+
+def check_busy_mix(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mix in which everything happens that can happen to a request, with little and much room."""
     plans: list[StepPlan] = []
     make_plan = Scheduler.plan
 
@@ -237,15 +293,20 @@ def test_so_it_is_in_every_precision(drafter: str, monkeypatch: pytest.MonkeyPat
         Arrival(shared_prefix[:40], greedy, 3, 0, None),
         Arrival((9,), drawn, 4, 1, 9),
         Arrival(shared_prefix[:33], drawn, 30, 1, None),
+        Arrival(shared_prefix[:40], drawn, 3, 0, None, "other"),
+        Arrival(shared_prefix * 3, drawn, 5, 0, None),
     ]
-    for token_budget, num_blocks in ((23, 10), (256, 80)):
-        check_mix(mix, drafter, 20, token_budget, num_blocks, 8, True, seed=3)
+    for token_budget, num_blocks, num_draft_blocks in ((23, 10, 12), (256, 80, 60)):
+        check_mix(mix, drafter, 20, token_budget, num_blocks, 8, True, 3, num_draft_blocks)
     chunks = [chunk for plan in plans for chunk in plan.prefill_chunks]
     assert any(plan.preempted for plan in plans)
     assert any(chunk.request.num_prefix_hit > 0 for chunk in chunks)
     assert any(chunk.start > chunk.request.num_prefix_hit for chunk in chunks)
     steps = [step for plan in plans for step in plan.decode_steps]
-    assert drafter == "none" or any(step.request.stats.num_accepted > 0 for step in steps)
+    assert any(step.request.num_tokens >= toy_model().max_model_len - 1 for step in steps)
+    accepted = [step.request.stats.accepted_by_source for step in steps]
+    for name in set(drafter.split(",")) - {"none"}:
+        assert any(counts[name] > 0 for counts in accepted)
 
 
 def test_branches_are_accepted_and_moved() -> None:

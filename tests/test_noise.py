@@ -8,12 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from specdec.noise import coin, gumbel, gumbel_all, gumbel_of_words, negative_log, philox
+from specdec.noise import (
+    coin,
+    gumbel,
+    gumbel_all,
+    gumbel_at,
+    gumbel_of_words,
+    negative_log,
+    philox,
+)
 
 CPU = torch.device("cpu")
 ONES = 0xFFFFFFFF
@@ -57,6 +65,24 @@ def test_any_subset_has_the_bits_of_the_whole(
     whole = gumbel_all(seed, position, vocab_size, CPU)
     assert whole.shape == (vocab_size,) and whole.dtype == torch.float32
     assert torch.equal(gumbel(seed, position, torch.tensor(ids)), whole[ids])
+
+
+@settings(deadline=None)
+@given(
+    seed=st.one_of(st.sampled_from([0, 2**64 - 1]), seeds),
+    rows=st.lists(
+        st.tuples(positions, st.lists(st.integers(0, 200_000), min_size=5, max_size=5)), max_size=6
+    ),
+)
+def test_several_positions_at_once_have_the_bits_of_each(
+    seed: int, rows: list[tuple[int, list[int]]]
+) -> None:
+    places = torch.tensor([position for position, _ in rows], dtype=torch.int64)
+    ids = torch.tensor([own for _, own in rows], dtype=torch.int64).view(-1, 5)
+    got = gumbel_at(seed, places, ids)
+    assert got.shape == ids.shape and got.dtype == torch.float32
+    for (position, own), noise in zip(rows, got, strict=True):
+        assert torch.equal(noise, gumbel(seed, position, torch.tensor(own)))
 
 
 def test_a_larger_vocabulary_keeps_the_noise_of_the_smaller() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -210,3 +211,45 @@ def test_no_template_and_invalid_template() -> None:
         Tokenizer(backend()).render_chat(CHAT)
     with pytest.raises(CheckpointError, match="chat template is invalid"):
         with_template("{% if %}").render_chat(CHAT)
+
+
+BASE = backend().to_str()  # the alphabet comes in another order each time
+
+
+def like_base(edit: Callable[[dict[str, Any]], object] = lambda state: None) -> Tokenizer:
+    """The same tokenizer each time, but for what `edit` does to its tokenizer.json."""
+    state = json.loads(BASE)
+    edit(state)
+    return Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(state)))
+
+
+def test_the_first_difference_between_tokenizers_is_the_lowest_id() -> None:
+    assert like_base().first_difference(like_base()) is None
+    tokens = sorted(json.loads(BASE)["model"]["vocab"].items(), key=lambda item: item[1])
+    (first, _), (second, _) = tokens[50], tokens[90]
+
+    def swap(state: dict[str, Any]) -> None:
+        vocab = state["model"]["vocab"]
+        vocab[first], vocab[second] = vocab[second], vocab[first]
+
+    assert like_base().first_difference(like_base(swap)) == (50, first, second)
+    assert like_base(swap).first_difference(like_base()) == (50, second, first)
+
+
+def test_what_only_one_tokenizer_has_behind_the_other_is_no_difference() -> None:
+    def pad(state: dict[str, Any]) -> None:
+        state["model"]["vocab"] |= {"<pad-0>": 260, "<pad-1>": 261}
+
+    assert like_base(pad).vocab_size == 262
+    assert like_base().first_difference(like_base(pad)) is None
+    assert like_base(pad).first_difference(like_base()) is None
+
+
+def test_special_tokens_that_differ_are_a_difference() -> None:
+    def rename(state: dict[str, Any]) -> None:
+        (special,) = (token for token in state["added_tokens"] if token["id"] == 2)
+        special["content"] = "<|eot|>"
+        vocab = state["model"]["vocab"]
+        vocab["<|eot|>"] = vocab.pop("<|im_end|>")
+
+    assert like_base().first_difference(like_base(rename)) == (2, "<|im_end|>", "<|eot|>")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,79 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.drafters.alignment import Alignment, PredictedText
-from specdec.drafters.ngram import NgramDrafter
 from specdec.drafters.prediction import PredictionDrafter
-from specdec.params import SamplingParams
-from specdec.plan import DecodeStep
-from specdec.request import Request
-from specdec.tree import DraftTree
-from tests.toy import ALPHABET, EOS, run_all, toy_engine
-
-FOREIGN = 10_000  # from here on: tokens that stand in no predicted text
-
-
-def request(prediction_ids: Sequence[int], name: str = "r") -> Request:
-    return Request(name, (1,), SamplingParams(), prediction_ids=tuple(prediction_ids))
-
-
-def draft(drafter: PredictionDrafter, req: Request, node_budget: int) -> DraftTree:
-    (tree,) = drafter.draft([DecodeStep(req, node_budget)])
-    assert tree.token_ids[0] == req.token_ids[-1]
-    assert tree.num_nodes <= 1 + node_budget
-    return tree
-
-
-def first_path(tree: DraftTree) -> list[int]:
-    """Tokens of the path of first children, which is the likeliest."""
-    tokens, node = [], 0
-    while tree.children[node]:
-        node = tree.children[node][0]
-        tokens.append(tree.token_ids[node])
-    return tokens
-
-
-def accept(tree: DraftTree, answer: Sequence[int]) -> list[int]:
-    """What a target that writes `answer` makes of a tree: the accepted tokens and the bonus."""
-    kept: list[int] = []
-    node: int | None = 0
-    while node is not None and len(kept) < len(answer):
-        kept.append(answer[len(kept)])
-        node = tree.child_with(node, kept[-1])
-    return kept
-
-
-@dataclass(frozen=True)
-class Run:
-    """A simulated answer: its length, its steps, and what the steps drafted."""
-
-    num_tokens: int
-    steps: tuple[int, ...]  # tokens of each
-    num_nodes: int
-
-    @property
-    def tokens_per_step(self) -> float:
-        return self.num_tokens / len(self.steps)
-
-
-def simulate(prediction: Sequence[int], answer: Sequence[int], node_budget: int) -> Run:
-    """The steps of a target that writes `answer`, whatever is drafted."""
-    drafter, req = PredictionDrafter(), request(prediction)
-    steps: list[int] = []
-    num_nodes = 0
-    while sum(steps) < len(answer):
-        tree = draft(drafter, req, node_budget)
-        kept = accept(tree, answer[sum(steps) :])
-        req.token_ids += kept
-        steps.append(len(kept))
-        num_nodes += tree.num_nodes - 1
-    return Run(len(answer), tuple(steps), num_nodes)
-
-
-def as_tokens(text: str, ids: dict[str, int]) -> list[int]:
-    """A plain tokenizer: words with the space before them, line starts, and signs."""
-    pieces = re.findall(r"\n *| ?\w+|.", text)
-    return [ids.setdefault(piece, len(ids)) for piece in pieces]
-
+from tests.drafters.simulated_answer import (
+    FOREIGN,
+    accept,
+    as_tokens,
+    draft,
+    first_path,
+    request,
+    simulate,
+)
 
 # --- where the answer stands ---
 
@@ -280,100 +215,3 @@ def test_cost_of_a_step_does_not_grow_with_the_prediction() -> None:
     # differ a little with the text's length, and with them which nodes are chosen.
     for short, long in zip(*costs, strict=True):
         assert 0 < long <= 1.5 * short + 3 * 6 * 10
-
-
-# --- as a drafter ---
-
-
-def test_without_a_prediction_there_is_only_the_root() -> None:
-    drafter, req = PredictionDrafter(), request(())
-    assert draft(drafter, req, 32).num_nodes == 1
-    assert not drafter._alignments
-    drafter.release(req)
-
-
-def test_a_budget_of_zero_gives_the_root_and_later_steps_catch_up() -> None:
-    drafter, req = PredictionDrafter(), request(range(50))
-    for token_id in range(10):
-        assert draft(drafter, req, 0).num_nodes == 1
-        req.token_ids.append(token_id)
-    assert first_path(draft(drafter, req, 4)) == [10, 11, 12, 13]
-
-
-def test_requests_never_see_each_other_and_release_forgets() -> None:
-    drafter = PredictionDrafter()
-    first, second = request(range(50), "a"), request(range(100, 150), "b")
-    first.token_ids += range(5)
-    second.token_ids += range(100, 105)
-    trees = drafter.draft([DecodeStep(first, 8), DecodeStep(second, 8)])
-    assert first_path(trees[0]) == list(range(5, 13))
-    assert first_path(trees[1]) == list(range(105, 113))
-    drafter.release(first)
-    drafter.release(first)  # as after an abort
-    assert set(drafter._alignments) == {"b"}
-    again = request(range(200, 250), "a")
-    assert first_path(draft(drafter, again, 4)) == list(range(200, 204))
-
-
-@pytest.mark.usefixtures("backend")
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@given(
-    seed=st.integers(0, 1000),
-    edits=st.lists(st.tuples(st.integers(0, 39), st.integers(0, 5), st.integers(0, 5)), max_size=4),
-    node_budget=st.sampled_from([1, 5, 32]),
-    penalty=st.sampled_from([0.0, 0.6]),
-)
-@settings(max_examples=10, deadline=None)
-def test_no_prediction_changes_the_answer(
-    temperature: float,
-    seed: int,
-    edits: list[tuple[int, int, int]],
-    node_budget: int,
-    penalty: float,
-) -> None:
-    """The prediction is the answer with random edits; two choices run side by side."""
-    rng = random.Random(seed)
-    params = [
-        SamplingParams(
-            max_tokens=40, temperature=temperature, seed=seed + i, frequency_penalty=penalty
-        )
-        for i in range(2)
-    ]
-    plain = [Request(f"r{i}", (1, 2, 3), each) for i, each in enumerate(params)]
-    run_all(toy_engine(), plain)
-    prediction = list(plain[0].output_ids)
-    for place, num_old, num_new in edits:
-        prediction[place : place + num_old] = rng.choices(range(len(ALPHABET)), k=num_new)
-    drafted = [
-        Request(f"r{i}", (1, 2, 3), each, prediction_ids=tuple(prediction))
-        for i, each in enumerate(params)
-    ]
-    run_all(toy_engine(drafter=PredictionDrafter(), node_budget=node_budget), drafted)
-    for alone, together in zip(plain, drafted, strict=True):
-        assert together.output_ids == alone.output_ids
-        assert together.finish_reason == alone.finish_reason
-        assert set(together.stats.drafted_by_source) <= {"prediction"}
-
-
-def test_the_prediction_is_counted_apart_from_other_drafts() -> None:
-    params = SamplingParams(max_tokens=60, temperature=1.0, seed=3, ignore_eos=True)
-    plain = Request("r", (1, 2, 3), params)
-    run_all(toy_engine(), [plain])
-    prediction = list(plain.output_ids)
-    prediction[30:33] = [EOS, EOS]
-    alone = Request("r", (1, 2, 3), params, prediction_ids=tuple(prediction))
-    run_all(toy_engine(drafter=PredictionDrafter(), node_budget=16), [alone])
-    stats = alone.stats
-    assert alone.output_ids == plain.output_ids
-    assert stats.accepted_by_source["prediction"] == stats.num_accepted > 40
-    assert stats.drafted_by_source["prediction"] == stats.num_draft_tokens
-    unrelated = Request("r", (1, 2, 3), params)
-    run_all(toy_engine(drafter=PredictionDrafter(), node_budget=16), [unrelated])
-    assert unrelated.stats.num_draft_tokens == 0
-
-
-def test_the_ngram_drafter_makes_nothing_of_a_prediction() -> None:
-    drafter, req = NgramDrafter(), request([1, 2, 3, 1, 2, 3, 1, 2, 3])
-    drafter.admit(req)
-    (tree,) = drafter.draft([DecodeStep(req, 8)])
-    assert tree.num_nodes == 1

@@ -42,8 +42,8 @@ def loaded(config: EngineConfig) -> LoadedModel:
     return load_or_skip(config)
 
 
-def plan(prompts: list[Prompt] = PROMPTS, **settings: int) -> CollectionPlan:
-    return CollectionPlan(prompts, max_tokens=12, prompts_per_shard=2, **settings)
+def plan(prompts: list[Prompt] = PROMPTS, seed: int = 0) -> CollectionPlan:
+    return CollectionPlan(prompts, max_tokens=12, prompts_per_shard=2, seed=seed)
 
 
 def test_a_corpus_holds_answers_and_the_states_that_chose_them(
