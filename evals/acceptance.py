@@ -12,14 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from specdec.composite import CompositeDrafter
 from specdec.config import EngineConfig
+from specdec.drafting import DraftContext
 from specdec.engine import Engine
 from specdec.evals.edited import with_edits
 from specdec.evals.latency_table import table
 from specdec.evals.progress import progress
 from specdec.evals.questions import Question
 from specdec.generation import Generation, generate
-from specdec.loading import load_model
 from specdec.params import SamplingParams
 
 PLAIN = "none"
@@ -99,41 +100,41 @@ class Tally:
 
 def evaluate(settings: AcceptanceSettings) -> dict[str, Any]:
     """Run all questions with all drafters; figures by drafter and task, and over all tasks."""
-    loaded = load_model(settings.config)
-    engines = {
-        name: Engine(dataclasses.replace(settings.config, drafter=name), loaded=loaded)
-        for name in (PLAIN, *settings.drafters)
-    }
-    if not settings.uses_noise:
-        for engine in engines.values():
-            for drafter in engine.drafter.drafters:
-                drafter.uses_noise = False
-    tallies: dict[str, dict[str, Tally]] = {name: {} for name in engines}
+    engine = Engine(dataclasses.replace(settings.config, drafter=PLAIN))
+    drafters: dict[str, CompositeDrafter] = {}
+    for name in (PLAIN, *settings.drafters):
+        config = dataclasses.replace(settings.config, drafter=name)
+        drafters[name] = CompositeDrafter.load(DraftContext(engine.loaded, config))
+        for drafter in drafters[name].drafters:
+            drafter.uses_noise = settings.uses_noise
+    tallies: dict[str, dict[str, Tally]] = {name: {} for name in drafters}
     with progress(len(settings.questions)) as advance:
         for number, question in enumerate(settings.questions):
             advance(question.task)
-            _ask(question, number, settings, engines, tallies)
+            _ask(engine, drafters, question, number, settings, tallies)
     return _report(settings, tallies)
 
 
 def _ask(
+    engine: Engine,
+    drafters: Mapping[str, CompositeDrafter],
     question: Question,
     number: int,
     settings: AcceptanceSettings,
-    engines: Mapping[str, Engine],
     tallies: Mapping[str, dict[str, Tally]],
 ) -> None:
-    """One question to every drafter, plain decoding first."""
+    """One question to every drafter, plain decoding first; its prompt is computed once."""
     expected: tuple[int, ...] | None = None
     predicted: tuple[int, ...] = ()
-    for name, engine in engines.items():
-        before = sum(engine.drafter.seconds.values())
+    for name, drafter in drafters.items():
+        engine.drafter = drafter
+        before = sum(drafter.seconds.values())
         answer = _answer(engine, question, settings, number, predicted)
         if expected is None:
             expected = answer.token_ids
             predicted = with_edits(expected, number, engine.vocab_size)
         tally = tallies[name].setdefault(question.task, Tally())
-        drafting = sum(engine.drafter.seconds.values()) - before
+        drafting = sum(drafter.seconds.values()) - before
         tally.add(answer, drafting, answer.token_ids == expected)
 
 
