@@ -25,13 +25,14 @@ class PackedLinear:
     Products see at most `row_tile` rows at a time, so that a row's result does not depend on how
     many rows stand beside it (docs/adr/0003); None = all at once.
 
-    weight: [out_features, in_features]; x: [num_rows, in_features].
+    weight: [out_features, in_features]; x: [num_rows, in_features], of any dtype and device.
     """
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None = None, *, row_tile: int | None = ROW_TILE
     ) -> None:
         self.out_features, self.in_features = weight.shape
+        self._device, self._dtype = weight.device, weight.dtype
         self._bias = bias
         self._row_tile = row_tile
         self._is_packed = (
@@ -51,6 +52,7 @@ class PackedLinear:
         return self.out_features * self.in_features * self._weight.element_size()
 
     def __call__(self, x: Tensor) -> Tensor:
+        x = x.to(self._device, self._dtype)
         if self._row_tile is None or x.shape[0] <= self._row_tile:
             return self._product(x)
         return torch.cat([self._product(rows) for rows in x.split(self._row_tile)])
