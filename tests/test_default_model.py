@@ -12,6 +12,7 @@ import torch
 
 from specdec import checkpoints
 from specdec.config import DEFAULT_MODEL, Backend, EngineConfig
+from specdec.drafters.pretrained import lookup
 from specdec.drafting import Drafter
 from specdec.engine import Engine
 from specdec.errors import CheckpointError
@@ -54,6 +55,9 @@ def _torch_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+PRETRAINED = Path(lookup.__file__).parent / DEFAULT_MODEL
 
 
 @pytest.fixture(scope="module")
@@ -213,12 +217,14 @@ def plain(default_model: LoadedModel) -> Answers:
 
 
 def drafter_named(name: str, plain: Answers, model: LoadedModel) -> Drafter | str:
-    if name != "truth":
+    if name != "truth":  # the model is named by its folder here, so its drafters are, too
+        for own in ("medusa", "small-model"):
+            name = name.replace(own, f"{own}={PRETRAINED / own}")
         return name
     return TruthDrafter(plain, 5, hit_rate=0.5, vocab_size=model.model.config.vocab_size)
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "truth"])
+@pytest.mark.parametrize("drafter", ["ngram", "truth", "suffix,medusa", "small-model"])
 def test_alone(default_model: LoadedModel, plain: Answers, drafter: str) -> None:
     engine = make_engine(default_model, drafter_named(drafter, plain, default_model))
     requests = asked(default_model)
@@ -233,6 +239,7 @@ def test_alone(default_model: LoadedModel, plain: Answers, drafter: str) -> None
     ("backend", "drafter", "is_small"),
     [
         *itertools.product(["auto"], ["none", "ngram", "truth"], [False, True]),
+        ("auto", "prediction,suffix,medusa,small-model", False),
         ("torch", "truth", True),
     ],
     indirect=["backend"],

@@ -34,12 +34,15 @@ def two_layers(num_heads: int = 3, *, has_parents: bool = True) -> MedusaHeads:
     return heads
 
 
+def _with_projections(heads: MedusaHeads) -> MedusaHeads:
+    generator = torch.Generator().manual_seed(8)
+    heads.projections = torch.randn(heads.num_heads, VOCAB, HIDDEN, generator=generator) / 3
+    return heads
+
+
 def public_heads() -> MedusaHeads:
     """As published: projections of their own, two layers, neither root nor parent."""
-    generator = torch.Generator().manual_seed(8)
-    heads = two_layers(num_heads=4, has_parents=False)
-    heads.projections = torch.randn(4, VOCAB, HIDDEN, generator=generator) / 3
-    return heads
+    return _with_projections(two_layers(num_heads=4, has_parents=False))
 
 
 def with_vocabulary(heads: MedusaHeads) -> MedusaHeads:
@@ -50,6 +53,7 @@ def with_vocabulary(heads: MedusaHeads) -> MedusaHeads:
 HEADS: dict[str, Callable[[], MedusaHeads]] = {
     "public": public_heads,
     "ours": toy_heads,
+    "own projections": lambda: _with_projections(two_layers()),
     "vocabulary": lambda: with_vocabulary(two_layers()),
     "roots only": lambda: _without_parents(toy_heads()),
     "one head": lambda: toy_heads(num_heads=1),

@@ -87,12 +87,15 @@ def test_requests_in_one_call_are_ranked_as_if_alone(seed: int) -> None:
 
 
 @settings(deadline=None)
-@given(st.sampled_from([0.0, 0.7, 1.0]), seeds)
-def test_scores_are_shares_best_first(temperature: float, seed: int) -> None:
+@given(st.sampled_from([0.0, 0.7, 1.0]), seeds, st.integers(1, 30))
+def test_scores_are_shares_of_all_tokens_best_first(
+    temperature: float, seed: int, count: int
+) -> None:
     """Each within the rounding of fp32: of 30 additions, exponentials and one division."""
     req = request("a", temperature, seed)
     logits = logits_of(seed, 1, 30)
-    (found,) = rank(logits, [Guess(req, 9)], 30)
+    (found,) = rank(logits, [Guess(req, 9)], count)
+    assert len(found.token_ids) == count
     row = logits[0].double()
     if temperature:
         noise = gumbel_all(seed, 9, 30, torch.device("cpu"))
