@@ -48,6 +48,7 @@ class SpeculationStats:
         self.accepted_lengths.update(other.accepted_lengths)
         self.accepted_by_source.update(other.accepted_by_source)
         self.drafted_by_source.update(other.drafted_by_source)
+        self.disabled_drafters += other.disabled_drafters
 
     @property
     def tokens_per_step(self) -> float:

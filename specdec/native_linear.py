@@ -21,8 +21,16 @@ class NativeLinear:
     """
 
     def __init__(
-        self, library: ctypes.CDLL, forward: ctypes.c_void_p, weight: Tensor, precision: str
+        self,
+        library: ctypes.CDLL,
+        forward: ctypes.c_void_p,
+        weight: Tensor,
+        precision: str,
+        *,
+        owner: object,
     ) -> None:
+        """`owner` closes the forward when it is collected, so it is kept."""
+        self._owner = owner
         self.out_features, self.in_features = weight.shape
         self._library, self._forward = library, forward
         kind, num_panels = FORMATS[precision], -(-self.out_features // LANES)

@@ -97,7 +97,7 @@ class NativeModel:
     def make_linear(self, weight: Tensor) -> NativeLinear:
         """A matrix [out_features, in_features] of the caller's own, packed as the model's are."""
         precision = "fp32" if self.precision == "fp32" else "bf16"
-        return NativeLinear(self._library, self._forward, weight, precision)
+        return NativeLinear(self._library, self._forward, weight, precision, owner=self)
 
     def _kv_precision(self, kv: str) -> str:
         if kv == "auto":

@@ -115,8 +115,8 @@ class RunningServer:
     def wait_ready(self) -> None:
         assert self.process.stderr is not None
         line = self.process.stderr.readline()
-        found = re.match(r"ready: (http://\S+) \(model toy, drafter ngram\)$", line)
-        assert found, line + self.process.stderr.read()
+        found = re.match(r"ready: (http://\S+) \(model toy, drafter \S+\)$", line)
+        assert found, line
         self.url = found.group(1)
 
     def journal(self, what: str) -> list[dict[str, Any]]:
