@@ -69,6 +69,8 @@ class MedusaDrafter(Drafter):
         target = context.target
         folder = checkpoints.resolve(where) if where else pretrained(target, cls.name)
         heads = MedusaHeads.load(folder)
+        if tree == BY_RANKS and not checkpoints.load_config(folder).get("ranks"):
+            raise UsageError(f"{folder}/config.json has no ranks; choose another tree than ranks")
         _check(
             folder / WEIGHTS_FILE,
             heads,

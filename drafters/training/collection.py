@@ -37,7 +37,7 @@ class CollectionPlan:
     prompts: Sequence[Prompt]
     temperatures: Sequence[float] = (0.0, 1.0)
     max_tokens: int = 192
-    prompts_per_shard: int = 64
+    prompts_per_shard: int = 24  # what an interruption loses at most
     seed: int = 0
 
     @property

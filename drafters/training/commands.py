@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -61,10 +62,10 @@ def prompts(
     from specdec.engine import Engine
     from specdec.errors import UsageError
 
-    try:
-        out.open("ab").close()
-    except OSError as error:
-        raise UsageError(f"cannot write {out}: {error.strerror}") from None
+    if out.exists():
+        raise UsageError(f"{out} exists; take another name")
+    if not os.access(out.parent, os.W_OK):
+        raise UsageError(f"cannot write into {out.parent}")
     engine = Engine(_generating(model, threads))
     begun = openings(count, seed)
     num_written = sum(not opening.is_whole for opening in begun)
@@ -90,8 +91,11 @@ def data(
     from specdec.drafters.training.collection import CollectionPlan, collect
     from specdec.drafters.training.collection_progress import collecting
     from specdec.drafters.training.prompts import read_prompts
+    from specdec.errors import UsageError
 
     asked = [prompt for file in prompts for prompt in read_prompts(file)]
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is not a folder; take another name")
     plan = CollectionPlan(asked, tuple(temperature or (0.0, 1.0)), max_tokens, seed=seed)
     with collecting("answers", plan.num_requests) as on_progress:
         collect(_generating(model, threads), plan, out, on_progress=on_progress)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.drafters.medusa import NUM_CHILDREN
+from specdec.config import EngineConfig
+from specdec.drafters.medusa import NUM_CHILDREN, MedusaDrafter
 from specdec.drafters.medusa_choices import PUBLISHED, Choice, best_choices
+from specdec.drafting import DraftContext
+from specdec.errors import UsageError
+from tests.drafters.toy_drafters import toy_heads
+from tests.toy import toy_model
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -65,3 +72,10 @@ def test_best_choices_are_the_worthiest_of_all(ranks: list[list[float]], count: 
 def test_the_example() -> None:
     assert best_choices([[0.6, 0.2], [0.5, 0.1]], 3) == ((0,), (0, 0), (1,))
     assert best_choices([], 3) == ()
+
+
+def test_a_tree_by_ranks_needs_ranks(tmp_path: Path) -> None:
+    toy_heads().save(tmp_path, {}, torch.float32)
+    context = DraftContext(toy_model(), EngineConfig(), f"{tmp_path}@ranks")
+    with pytest.raises(UsageError, match="has no ranks"):
+        MedusaDrafter.load(context)

@@ -9,7 +9,7 @@ import pytest
 
 from specdec import checkpoints
 from specdec.config import EngineConfig
-from specdec.drafters.training import collection
+from specdec.drafters.training import collection, commands
 from specdec.drafters.training.collection import CollectionPlan, collect, write_questions
 from specdec.drafters.training.corpus import read_shard
 from specdec.drafters.training.prompts import (
@@ -174,3 +174,15 @@ def test_prompt_files(tmp_path: Path) -> None:
         read_prompts(file)
     with pytest.raises(UsageError, match="cannot read"):
         read_prompts(tmp_path / "none")
+
+
+def test_a_file_that_is_there_is_not_written_over(tmp_path: Path) -> None:
+    (file := tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"notes\.txt exists"):
+        commands.prompts(file)
+    with pytest.raises(UsageError, match="cannot write into"):
+        commands.prompts(tmp_path / "none" / "prompts.jsonl")
+    write_prompts(asked := tmp_path / "prompts.jsonl", PROMPTS)
+    with pytest.raises(UsageError, match=r"notes\.txt is not a folder"):
+        commands.data([asked], file)
+    assert file.read_text() == "mine"
