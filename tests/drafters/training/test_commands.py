@@ -71,14 +71,18 @@ def test_ctrl_c_says_how_to_go_on(
 
 
 def test_the_second_ctrl_c_is_not_held_back() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with interruption() as is_stopped:
-        assert not is_stopped()
-        signal.raise_signal(signal.SIGINT)
-        assert is_stopped()
-        with pytest.raises(KeyboardInterrupt):
+    # In the background of a shell Ctrl-C is ignored to begin with.
+    outside = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with interruption() as is_stopped:
+            assert not is_stopped()
             signal.raise_signal(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is before
+            assert is_stopped()
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, outside)
 
 
 @pytest.mark.parametrize(
