@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 
 from specdec.kernels.segment import ancestor_masks
-from specdec.tree import DraftTree, TreeBuilder
+from specdec.tree import ROOT_SOURCE, DraftTree
 
 
 class Growth:
@@ -80,14 +80,11 @@ class Growth:
     def tree(self, source: str) -> DraftTree:
         """The worthiest nodes; the likeliest path is laid first, so that it need not be moved."""
         order = sorted(range(1, len(self.token_ids)), key=lambda node: (-self.worths[node], node))
-        children: dict[int, list[int]] = {}
-        for node in order[: self.node_budget]:
-            children.setdefault(self.parents[node], []).append(node)
-        builder = TreeBuilder(self.token_ids[0], self.node_budget)
-        waiting = [(node, 0) for node in reversed(children.get(0, []))]
-        while waiting:
-            node, above = waiting.pop()
-            place = builder.add(above, self.token_ids[node], self._scores[node], source)
-            assert place is not None
-            waiting += [(child, place) for child in reversed(children.get(node, []))]
-        return builder.build()
+        kept = [0, *order[: self.node_budget]]
+        place = {node: index for index, node in enumerate(kept)} | {-1: -1}
+        return DraftTree.depth_first(
+            [self.token_ids[node] for node in kept],
+            [place[self.parents[node]] for node in kept],
+            [self._scores[node] for node in kept],
+            [(ROOT_SOURCE,), *[(source,)] * (len(kept) - 1)],
+        )

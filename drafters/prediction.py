@@ -7,7 +7,7 @@ stand in the text and how likely each place is, and the likeliest nodes make the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple
@@ -16,7 +16,7 @@ from specdec.drafters.alignment import Alignment, Guess, PredictedText
 from specdec.drafting import Drafter
 from specdec.plan import DecodeStep
 from specdec.request import Request
-from specdec.tree import DraftTree, TreeBuilder
+from specdec.tree import ROOT_SOURCE, DraftTree
 
 MIN_REACH = 0.02  # P(reached) below which a node is not worth its row
 
@@ -78,30 +78,15 @@ def grow(alignment: Alignment, root: int, node_budget: int) -> DraftTree:
                 score = min(1.0, weight / reach)
                 heappush(buds, Bud(-weight, next(order), parent, token_id, score, after))
 
-    sprout(-1, 1.0, alignment.guesses())
+    sprout(0, 1.0, alignment.guesses())
     chosen: list[Bud] = []
     while buds and len(chosen) < node_budget:
         bud = heappop(buds)
-        sprout(len(chosen), -bud.reach, bud.guesses)
         chosen.append(bud)
-    return _lay(chosen, root)
-
-
-def _lay(chosen: Sequence[Bud], root: int) -> DraftTree:
-    """Nodes in depth-first order, likeliest child first: a path's slots then lie in a row."""
-    children: dict[int, list[int]] = {}
-    for node, bud in enumerate(chosen):
-        children.setdefault(bud.parent, []).append(node)
-    builder = TreeBuilder(root, len(chosen))
-    waiting: list[tuple[int, int]] = _family(0, children.get(-1, ()))
-    while waiting:
-        parent, node = waiting.pop()
-        bud = chosen[node]
-        laid = builder.add(parent, bud.token_id, bud.score, PredictionDrafter.name)
-        assert laid is not None
-        waiting += _family(laid, children.get(node, ()))
-    return builder.build()
-
-
-def _family(parent: int, nodes: Iterable[int]) -> list[tuple[int, int]]:
-    return [(parent, node) for node in reversed(list(nodes))]
+        sprout(len(chosen), -bud.reach, bud.guesses)
+    return DraftTree.depth_first(
+        [root, *(bud.token_id for bud in chosen)],
+        [-1, *(bud.parent for bud in chosen)],
+        [1.0, *(bud.score for bud in chosen)],
+        [(ROOT_SOURCE,), *[(PredictionDrafter.name,)] * len(chosen)],
+    )

@@ -156,7 +156,8 @@ def grow(root: int, node_budget: int, matches: Sequence[SuffixMatch]) -> DraftTr
             reaches.append(-reach)
             if can_meet:
                 node_of[parent, token_id] = node
-    return _tree(tokens, parents, scores)
+    sources = ((ROOT_SOURCE,), *(_SOURCE,) * (len(tokens) - 1))
+    return DraftTree.depth_first(tokens, parents, scores, sources)
 
 
 # Minus the reach, order of arrival, parent, token, score; the automaton, its state after the token,
@@ -214,30 +215,6 @@ def follow(
             score = min(1.0, escape * (counts[after] - doubt) / total)
             guesses.append((score, token_id, after, length + 1))
     return guesses
-
-
-def _tree(tokens: list[int], parents: list[int], scores: list[float]) -> DraftTree:
-    """The nodes' tree, the likeliest path laid first: committing it then moves nothing."""
-    num_nodes = len(tokens)
-    if parents != list(range(-1, num_nodes - 1)):
-        best: dict[int, int] = {}  # child of each parent
-        for node in range(1, num_nodes):
-            rival = best.get(parents[node])
-            if rival is None or scores[node] > scores[rival]:
-                best[parents[node]] = node
-        nodes = [0]
-        while nodes[-1] in best:
-            nodes.append(best[nodes[-1]])
-        kept = set(nodes)
-        nodes += [node for node in range(num_nodes) if node not in kept]
-        index_of = [0] * num_nodes
-        for index, node in enumerate(nodes):
-            index_of[node] = index
-        tokens = [tokens[node] for node in nodes]
-        scores = [scores[node] for node in nodes]
-        parents = [-1, *[index_of[parents[node]] for node in nodes[1:]]]
-    sources = ((ROOT_SOURCE,), *(_SOURCE,) * (num_nodes - 1))
-    return DraftTree(tuple(tokens), tuple(parents), tuple(scores), sources)
 
 
 def _total(automaton: SuffixAutomaton, state: int, followers: Collection[tuple[int, int]]) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 from specdec.drafting import DraftContext, Drafter, parse_drafters
 from specdec.plan import DecodeStep
 from specdec.request import Request
-from specdec.tree import DraftTree, TreeBuilder
+from specdec.tree import ROOT_SOURCE, DraftTree
 from specdec.verification import Verdict
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class CompositeDrafter(Drafter):
         return cls(drafters, vocab_size=context.target.model.config.vocab_size)
 
     def admit(self, request: Request) -> None:
-        """Tell every drafter; the request's choice of drafters is respected from here on."""
+        """Tell every drafter."""
         self._active[request.request_id] = list(self.drafters)
         for drafter in self.drafters:
             self._guarded(drafter, request, lambda d=drafter: d.admit(request))  # type: ignore[misc]
@@ -173,7 +173,7 @@ class _Joined:
     def __init__(self) -> None:
         self._children: list[dict[int, int]] = [{}]  # token id -> node
         self._scores = [1.0]
-        self._sources: list[tuple[str, ...]] = [()]
+        self._sources: list[tuple[str, ...]] = [(ROOT_SOURCE,)]
 
     def add(self, tree: DraftTree) -> None:
         places = [0]
@@ -192,27 +192,22 @@ class _Joined:
             places.append(place)
 
     def best(self, root: int, node_budget: int) -> DraftTree:
-        kept = self._chosen(node_budget)
-        builder = TreeBuilder(root, node_budget)
-        waiting = [(0, 0, root)]  # place, node of the parent in the tree, token: depth first
-        while waiting:
-            place, parent, token_id = waiting.pop()
-            node: int | None = 0
-            for source in self._sources[place]:
-                node = builder.add(parent, token_id, self._scores[place], source)
-            assert node is not None
-            below = [(p, node, t) for t, p in self._children[place].items() if p in kept]
-            waiting += sorted(below, key=lambda child: self._scores[child[0]])
-        return builder.build()
-
-    def _chosen(self, node_budget: int) -> set[int]:
         """Best first: no node is worth more than its parent, so what is taken is a tree."""
-        kept: set[int] = set()
-        heap = [(-self._scores[place], place) for place in self._children[0].values()]
-        heapq.heapify(heap)
-        while heap and len(kept) < node_budget:
-            worth, place = heapq.heappop(heap)
-            kept.add(place)
-            for child in self._children[place].values():
-                heapq.heappush(heap, (worth * self._scores[child], child))
-        return kept
+        kept, parents = [0], [-1]  # places, and where each one's parent stands among them
+        heap: list[tuple[float, int, int, int]] = []  # minus the worth, place, parent, token
+        tokens, worth = [root], -1.0
+        while True:
+            for token_id, child in self._children[kept[-1]].items():
+                heapq.heappush(heap, (worth * self._scores[child], child, len(kept) - 1, token_id))
+            if not heap or len(kept) > node_budget:
+                break
+            worth, place, parent, token_id = heapq.heappop(heap)
+            kept.append(place)
+            parents.append(parent)
+            tokens.append(token_id)
+        return DraftTree.depth_first(
+            tokens,
+            parents,
+            [self._scores[place] for place in kept],
+            [self._sources[place] for place in kept],
+        )

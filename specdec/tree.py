@@ -61,6 +61,39 @@ class DraftTree:
                 node = child
         return builder.build()
 
+    @classmethod
+    def depth_first(
+        cls,
+        token_ids: Sequence[int],
+        parents: Sequence[int],
+        scores: Sequence[float],
+        sources: Sequence[tuple[str, ...]],
+    ) -> DraftTree:
+        """The tree of nodes that are given best first, the root before all.
+
+        The likeliest path is laid first, so that committing it moves nothing.
+        """
+        num_nodes = len(parents)
+        if list(parents) == list(range(-1, num_nodes - 1)):
+            return cls(tuple(token_ids), tuple(parents), tuple(scores), tuple(sources))
+        children: list[list[int]] = [[] for _ in parents]
+        for node in range(num_nodes - 1, 0, -1):
+            children[parents[node]].append(node)
+        order: list[int] = []
+        waiting = [0]
+        place = [-1] * (num_nodes + 1)  # the last one is that of the root's parent, -1
+        while waiting:
+            node = waiting.pop()
+            place[node] = len(order)
+            order.append(node)
+            waiting += children[node]
+        return cls(
+            tuple([token_ids[node] for node in order]),
+            tuple([place[parents[node]] for node in order]),
+            tuple([scores[node] for node in order]),
+            tuple([sources[node] for node in order]),
+        )
+
     @property
     def num_nodes(self) -> int:
         """Root included."""

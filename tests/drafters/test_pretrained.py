@@ -25,7 +25,9 @@ def test_a_drafter_is_found_by_the_name_of_its_target(
         pretrained(model, "small-model")
 
 
-@pytest.mark.parametrize("name", ["toy", "/root/some-model", "../some-model", "org/some-model", ""])
+@pytest.mark.parametrize(
+    "name", ["toy", "/models/some-model", "../some-model", "org/some-model", ""]
+)
 def test_for_another_target_the_error_says_what_there_is_and_what_to_do(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
