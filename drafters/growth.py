@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Sequence
 
 from specdec.kernels.segment import ancestor_masks
+from specdec.limits import MAX_NODE_BUDGET
 from specdec.tree import ROOT_SOURCE, DraftTree
 
 
@@ -14,7 +15,7 @@ class Growth:
 
     A node's worth is the product of the scores from the root to it: the estimated probability that
     it is accepted. Only the `node_budget` worthiest nodes count, so a node below them is never
-    added, and nothing below it need be guessed.
+    added, and nothing below it need be guessed. Nor is anything deeper than `max_depth`.
 
     Example:
         growth = Growth(root=5, node_budget=4)
@@ -23,8 +24,9 @@ class Growth:
         growth.tree("medusa").token_ids == (5, 7, 9, 8)
     """
 
-    def __init__(self, root: int, node_budget: int) -> None:
+    def __init__(self, root: int, node_budget: int, max_depth: int = MAX_NODE_BUDGET) -> None:
         self.node_budget = node_budget
+        self.max_depth = max_depth
         self.token_ids = [root]
         self.parents = [-1]
         self.depths = [0]
@@ -44,7 +46,11 @@ class Growth:
         A child is worth less than its parent.
         """
         least = max(self.least_worth, at_least)
-        alive = [node for node in self._level if self.worths[node] > least]
+        alive = [
+            node
+            for node in self._level
+            if self.worths[node] > least and self.depths[node] < self.max_depth
+        ]
         self._level = []
         return sorted(alive, key=self.worths.__getitem__, reverse=True)[:width]
 

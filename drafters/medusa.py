@@ -114,7 +114,7 @@ class MedusaDrafter(Drafter):
             choices = best_choices(self._ranks, step.node_budget)
         if choices is not None:
             return self._chosen(step, guesses, choices[: step.node_budget])
-        growth = Growth(step.root, step.node_budget)
+        growth = Growth(step.root, step.node_budget, step.max_depth)
         for head in range(self._heads.num_heads):
             nodes = growth.frontier(MAX_WIDTH)
             if not nodes:

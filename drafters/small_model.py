@@ -54,6 +54,7 @@ class SmallModelDrafter(Drafter):
     """
 
     name = "small-model"
+    is_sequential = True
 
     def __init__(self, draft: DraftModel, *, num_blocks: int, block_size: int) -> None:
         kv_cache = draft.model.make_kv_cache("auto", num_blocks=num_blocks, block_size=block_size)
@@ -105,7 +106,7 @@ class SmallModelDrafter(Drafter):
         for index, step in enumerate(steps):
             follower = self._followers[step.request.request_id]
             if step.node_budget > 0 and self._reserve(follower, step.node_budget, busy):
-                trees[index] = Growth(step.root, step.node_budget)
+                trees[index] = Growth(step.root, step.node_budget, step.max_depth)
                 growing.append((follower, trees[index]))
         if growing:
             self._grow(growing)

@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Self
 
-from specdec.config import MAX_NODE_BUDGET
+from specdec.limits import MAX_NODE_BUDGET
 from specdec.drafters.suffix_automaton import NONE, ROOT, SuffixAutomaton, SuffixMatch
 from specdec.drafters.suffix_pool import PoolMatch, SuffixPool
 from specdec.drafting import DraftContext, Drafter

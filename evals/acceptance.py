@@ -100,7 +100,7 @@ class Tally:
 
 def evaluate(settings: AcceptanceSettings) -> dict[str, Any]:
     """Run all questions with all drafters; figures by drafter and task, and over all tasks."""
-    engine = Engine(dataclasses.replace(settings.config, drafter=PLAIN))
+    engine = Engine(dataclasses.replace(settings.config, drafter=PLAIN, control="fixed"))
     drafters: dict[str, CompositeDrafter] = {}
     for name in (PLAIN, *settings.drafters):
         config = dataclasses.replace(settings.config, drafter=name)

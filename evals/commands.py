@@ -15,6 +15,7 @@ from specdec.options import (
     DEFAULTS,
     AsJson,
     Backend,
+    Drafter,
     Kv,
     KvMemory,
     Model,
@@ -233,6 +234,88 @@ def bench_suffix(
         print(json.dumps(costs))
         return
     print("\n".join(table(list(costs[0]), [[f"{x:.4g}" for x in c.values()] for c in costs])))
+
+
+@bench_app.command()
+def crossover(
+    concurrency: Annotated[
+        str | None,
+        typer.Option(help="Streams at a time; default: 1,2,4,8,16,32,64, or 1,4,16 if quick."),
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(help="off, fixed:N, adaptive; repeatable; default: these, N 4 and 16."),
+    ] = None,
+    kind: Annotated[
+        list[str] | None, typer.Option(help="chat, code-edit, random; repeatable; default: all.")
+    ] = None,
+    questions: Annotated[
+        Path | None, typer.Option(help="Spec-Bench's question.jsonl, for chat.")
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Longest answer; default: 96, or 32 if quick.", min=2)
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="Interleaved repetitions; default: 5, or 2.", min=1)
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Few rounds, streams, tokens.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("crossover"),
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit code 1 if adaptive control fails a bound.")
+    ] = False,
+    drafter: Drafter = DEFAULTS.drafter,
+    node_budget: NodeBudget = DEFAULTS.node_budget,
+    weights: Weights = DEFAULTS.weights,
+    kv: Kv = DEFAULTS.kv,
+    backend: Backend = DEFAULTS.backend,
+    threads: Threads = None,
+    kv_memory_mib: KvMemory = DEFAULTS.kv_memory_mib,
+    model: Model = DEFAULT_MODEL,
+    as_json: AsJson = False,
+) -> None:
+    """From how many streams on drafts stop paying, and whether adaptive control sees it."""
+    from specdec.evals.crossover import CrossoverSettings, Setting, parse_streams, run
+    from specdec.evals.workloads import KINDS, WorkloadSettings
+
+    config = EngineConfig(
+        model=model,
+        drafter=drafter,
+        node_budget=node_budget,
+        weights=weights,  # type: ignore[arg-type]  # validated by EngineConfig
+        kv=kv,  # type: ignore[arg-type]  # validated by EngineConfig
+        backend=backend,  # type: ignore[arg-type]  # validated by EngineConfig
+        threads=threads,
+        kv_memory_mib=kv_memory_mib,
+    )
+    settings = CrossoverSettings(
+        config,
+        parse_streams(concurrency or ("1,4,16" if quick else "1,2,4,8,16,32,64")),
+        tuple(map(Setting.parse, setting or ("off", "fixed:4", "fixed:16", "adaptive"))),
+        tuple(kind or KINDS),
+        WorkloadSettings(max_tokens or (32 if quick else 96), questions),
+        rounds=rounds or (2 if quick else 5),
+        min_requests=4 if quick else 12,
+    )
+    raise typer.Exit(run(settings, out, as_json=as_json, must_hold=check))
+
+
+@bench_app.command()
+def simulate(
+    quick: Annotated[bool, typer.Option("--quick", help="A few of the cases.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Adaptive control against every fixed node budget, on machines that are simulated."""
+    from specdec.evals.population import standard
+    from specdec.evals.simulation_report import BATCH_SIZES, render, report
+    from specdec.evals.virtual_machine import standard_machines
+
+    step = 3 if quick else 1
+    found = report(
+        machines=standard_machines()[::step],
+        populations=standard()[::step],
+        batch_sizes=BATCH_SIZES[::step],
+    )
+    print(json.dumps(found) if as_json else render(found))
 
 
 @bench_app.command(name="kernels")

@@ -221,7 +221,12 @@ def engine_steps(
 
     max_len = model.cos.shape[0]
     engine = Engine(
-        EngineConfig(device=device.type, node_budget=node_budget, block_size=BLOCK_SIZE),
+        EngineConfig(
+            device=device.type,
+            control="fixed",
+            node_budget=node_budget,
+            block_size=BLOCK_SIZE,
+        ),
         loaded=LoadedModel(model, None, (), "random", max_len),
         drafter=NgramDrafter(),
     )

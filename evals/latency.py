@@ -104,7 +104,7 @@ class LatencyBench:
         self, settings: LatencySettings, loaded: LoadedModel, peers: Mapping[str, Contender]
     ) -> None:
         self._settings, self._loaded = settings, loaded
-        config = settings.config
+        config = replace(settings.config, control="fixed")
         self._floor = Floor.of(loaded.model, config.kv, config.block_size)
         self._bandwidth = ReadBandwidth(loaded.model, num_bytes=settings.buffer_bytes)
         self._contexts = fitting_contexts(

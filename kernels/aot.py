@@ -143,6 +143,7 @@ def compile_jobs(jobs: Sequence[Job]) -> Iterator[CompiledVariant]:
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_prepare_worker,
         )
+        is_drained = False
         try:
             futures = {pool.submit(_compile_job, job): job for job in pending}
             for future in as_completed(futures):
@@ -152,8 +153,10 @@ def compile_jobs(jobs: Sequence[Job]) -> Iterator[CompiledVariant]:
                     continue
                 pending.remove(futures[future])
                 yield compiled
+            is_drained = True
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            # A drained pool is waited for: at exit, Python would write to pipes that it is closing.
+            pool.shutdown(wait=is_drained, cancel_futures=True)
         if pending and num_workers == 1:
             job = pending.pop(0)
             yield CompiledVariant(job.name, job.target, job.is_hot, error="the compiler died")

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from specdec.errors import EngineStopped, SpecdecError
+from specdec.errors import EngineStopped, InvalidRequest, SpecdecError
 from specdec.server.choice import Delta
 from specdec.server.engine_client import EngineClient
 from specdec.server.generation import Generation, prepare
@@ -31,6 +31,7 @@ from specdec.tokenizer import Tokenizer
 
 MAX_BODY_LEN = 32 * 2**20
 RETRY_AFTER_S = 1
+MAX_DECISIONS = 200  # of one explanation
 BUG = HttpError(500, "the server failed; its log has the details", "server_error")
 
 Result = TypeVar("Result")
@@ -101,6 +102,7 @@ def create_app(service: Service) -> Starlette:
             Route("/v1/models", _models),
             Route("/health", _health),
             Route("/version", _version),
+            Route("/debug/speculation", _speculation),
         ],
         middleware=[Middleware(RequestIdMiddleware)],
         exception_handlers={
@@ -147,6 +149,19 @@ async def _health(request: Request) -> Response:
 
 async def _version(request: Request) -> Response:
     return _json({"version": version("specdec-server")})
+
+
+async def _speculation(request: Request) -> Response:
+    """What the controller decides and why; `?last=5` asks for the newest five decisions."""
+    service = _service(request)
+    last = request.query_params.get("last", "20")
+    if not (re.fullmatch("[0-9]{1,3}", last) and 1 <= int(last) <= MAX_DECISIONS):
+        raise InvalidRequest(
+            f"last must be a whole number between 1 and {MAX_DECISIONS}", param="last"
+        )
+    ready = service.check_ready()
+    facts = await service.engine.explain(int(last))
+    return _json({"model": service.served_model_name, "drafter": ready.drafter, **facts})
 
 
 async def _answer(request: Request, body: ChatBody | CompletionBody, reply: Reply) -> Response:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from msgspec import DecodeError
 
@@ -17,6 +18,8 @@ from specdec.errors import EngineStopped, SpecdecError
 from specdec.server.messages import (
     HEADER_LEN,
     Abort,
+    Explain,
+    Explanation,
     Failed,
     Output,
     Ready,
@@ -34,6 +37,7 @@ from specdec.server.messages import (
 
 ENGINE_COMMAND = (sys.executable, "-m", "specdec.server.engine_process")
 EXIT_WAIT_S = 5.0  # how long a child may take to end before it is killed
+EXPLAIN_WAIT_S = 5.0  # a step, after which the engine answers, is usually a hundredth of that
 
 
 class OutputStream:
@@ -102,6 +106,8 @@ class EngineClient:
     def __init__(self, command: Sequence[str] = ENGINE_COMMAND) -> None:
         self._command = command
         self._streams: dict[str, OutputStream] = {}
+        self._questions: dict[int, asyncio.Future[Explanation]] = {}
+        self._num_questions = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -168,6 +174,33 @@ class EngineClient:
         """Drop a finished request."""
         self._streams.pop(request_id, None)
 
+    async def explain(
+        self, max_decisions: int, *, wait_s: float = EXPLAIN_WAIT_S
+    ) -> dict[str, Any]:
+        """What the controller decides and why, as JSON, asked of the engine between two steps.
+
+        Raises EngineStopped when the engine is not ready, stops, or takes longer than `wait_s`
+        seconds; SpecdecError when it cannot say.
+        Example: `(await client.explain(5))["decisions"][-1]["reason"]`.
+        """
+        self.check_ready()
+        self._num_questions += 1
+        question_id = self._num_questions
+        answer: asyncio.Future[Explanation] = asyncio.get_running_loop().create_future()
+        self._questions[question_id] = answer
+        try:
+            self._send(Explain(question_id, max_decisions))
+            explanation = await asyncio.wait_for(answer, wait_s)
+        except TimeoutError:
+            raise EngineStopped(
+                f"the engine has been in one step for {wait_s:g} s; ask again later"
+            ) from None
+        finally:
+            del self._questions[question_id]
+        if explanation.error is not None:
+            raise SpecdecError(explanation.error)
+        return explanation.facts
+
     def fail_streams(self, error: str) -> None:
         """End every running request with an error, as at the end of a shutdown's grace."""
         for request_id, stream in list(self._streams.items()):
@@ -208,6 +241,10 @@ class EngineClient:
                 stream = self._streams.get(output.request_id)
                 if stream is not None:  # else its client has gone
                     stream.put(output)
+        elif isinstance(message, Explanation):
+            question = self._questions.get(message.question_id)
+            if question is not None and not question.done():  # else nobody waits any more
+                question.set_result(message)
         elif isinstance(message, Ready):
             self._ready = message
             self._settled.set()
@@ -227,6 +264,9 @@ class EngineClient:
         for stream in set(self._streams.values()):
             stream.fail(str(self._failure), EngineStopped.__name__)
         self._streams.clear()
+        for question in self._questions.values():
+            if not question.done():
+                question.set_exception(EngineStopped(str(self._failure)))
 
 
 def _reap(process: subprocess.Popen[bytes]) -> int:

@@ -21,6 +21,8 @@ from specdec.request import Request, RequestOutput
 from specdec.server.messages import (
     HEADER_LEN,
     Abort,
+    Explain,
+    Explanation,
     Failed,
     Output,
     Ready,
@@ -38,11 +40,19 @@ from specdec.server.messages import (
 RECEIVE_LEN = 2**16
 
 
+class Explaining(Protocol):
+    """What the engine process needs of a controller."""
+
+    def explain(self) -> dict[str, Any]: ...
+
+
 class SteppedEngine(Protocol):
     """What the engine process needs of an engine."""
 
     @property
     def loaded(self) -> Any: ...  # specdec.loading.LoadedModel, which would import torch here
+    @property
+    def controller(self) -> Explaining: ...
     def add(self, request: Request) -> None: ...
     def abort(self, request_id: str) -> None: ...
     def step(self) -> list[RequestOutput]: ...
@@ -137,6 +147,8 @@ def _loop(engine: SteppedEngine, channel: Channel, messages: list[ToEngine]) -> 
                 answers.append(_submit(engine, message))
             elif isinstance(message, Abort):
                 engine.abort(message.request_id)
+            elif isinstance(message, Explain):
+                channel.send(_explain(engine, message))
             elif isinstance(message, Shutdown):
                 return
         if answers:
@@ -153,7 +165,7 @@ def _submit(engine: SteppedEngine, message: Submit) -> Output:
         message.params,
         priority=message.priority,
         cache_salt=message.cache_salt,
-        node_budget=message.node_budget,
+        speculation=message.speculation,
         prediction_ids=message.prediction_ids,
     )
     try:
@@ -167,6 +179,21 @@ def _submit(engine: SteppedEngine, message: Submit) -> Output:
             error_param=error.param,
         )
     return Output(message.request_id)
+
+
+def _explain(engine: SteppedEngine, message: Explain) -> Explanation:
+    """The answer to a question; a bug in it ends the question and not the engine."""
+    try:
+        facts = engine.controller.explain()
+        decisions = facts["decisions"]
+        newest = decisions[max(0, len(decisions) - message.max_decisions) :]
+        answer = Explanation(message.question_id, {**facts, "decisions": newest})
+        encode_frame(answer)  # what cannot travel is found here
+    except Exception:
+        traceback.print_exc()
+        error = "the engine cannot explain itself; the server's log has the details"
+        return Explanation(message.question_id, error=error)
+    return answer
 
 
 def _deliver(outputs: Sequence[RequestOutput], channel: Channel) -> None:

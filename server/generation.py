@@ -13,6 +13,7 @@ from specdec.server.protocol import (
     MAX_CHOICES,
     ChatBody,
     CompletionBody,
+    Speculation,
     choice_params,
     sampling_params,
 )
@@ -47,6 +48,7 @@ def prepare(
         name, prompts = "prompt", body.prompts(tokenizer)
     if len(prompts) * body.num_choices > MAX_CHOICES:
         raise InvalidRequest(f"prompts times n must be at most {MAX_CHOICES}", param="n")
+    speculation = (body.speculation or Speculation()).limits(ready.drafters)
     prediction_ids = _prediction_ids(body, tokenizer, ready)
     submits: list[Submit] = []
     choices: list[Choice] = []
@@ -72,7 +74,7 @@ def prepare(
                 choice_params(params, i),
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt or "",
-                node_budget=body.node_budget,
+                speculation=speculation,
                 prediction_ids=prediction_ids,
             )
             submits.append(submit)

@@ -1,7 +1,7 @@
 """Typed messages between the server process and the engine process, and how they are framed.
 
-    server -> engine    Start  Submit  Abort  Shutdown
-    engine -> server    Ready  Tokens  Failed
+    server -> engine    Start  Submit  Abort  Explain  Shutdown
+    engine -> server    Ready  Tokens  Explanation  Failed
 
 A frame is a 4-byte big-endian length and a msgpack body: data only, nothing that could run.
 """
@@ -16,6 +16,7 @@ from msgspec import Struct
 from specdec import errors
 from specdec.config import EngineConfig
 from specdec.errors import EngineStopped, InvalidRequest, SpecdecError
+from specdec.limits import SpeculationLimits
 from specdec.params import SamplingParams
 from specdec.request import FinishReason, TokenRecord
 
@@ -37,7 +38,7 @@ class Submit(Struct, tag=True):
     params: SamplingParams
     priority: int = 0
     cache_salt: str = ""
-    node_budget: int | None = None
+    speculation: SpeculationLimits = SpeculationLimits()
     prediction_ids: tuple[int, ...] = ()
 
 
@@ -45,6 +46,13 @@ class Abort(Struct, tag=True):
     """Stop a request; unknown and finished ones are ignored."""
 
     request_id: str
+
+
+class Explain(Struct, tag=True):
+    """Say what the controller decides and why; the answer comes before the next step."""
+
+    question_id: int
+    max_decisions: int
 
 
 class Shutdown(Struct, tag=True):
@@ -60,6 +68,14 @@ class Ready(Struct, tag=True):
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def drafters(self) -> list[str]:
+        """Names of the drafters that run.
+
+        Example: the drafter "suffix,medusa=heads/" has the names suffix and medusa.
+        """
+        return [item.partition("=")[0].strip() for item in self.drafter.split(",")]
 
 
 class Output(Struct):
@@ -92,6 +108,17 @@ class Tokens(Struct, tag=True):
     outputs: list[Output]
 
 
+class Explanation(Struct, tag=True):
+    """What `explain()` of the engine's controller said, with the newest decisions it was asked for.
+
+    `error` is the line for the user when it could not say anything.
+    """
+
+    question_id: int
+    facts: dict[str, Any] = {}
+    error: str | None = None
+
+
 class Failed(Struct, tag=True):
     """The engine cannot start or go on; the engine process ends after this message.
 
@@ -102,8 +129,8 @@ class Failed(Struct, tag=True):
     message: str
 
 
-ToEngine = Start | Submit | Abort | Shutdown
-ToServer = Ready | Tokens | Failed
+ToEngine = Start | Submit | Abort | Explain | Shutdown
+ToServer = Ready | Tokens | Explanation | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from specdec.config import MAX_NODE_BUDGET
 from specdec.errors import ContextLengthExceeded, InvalidRequest
+from specdec.limits import MAX_NODE_BUDGET, SpeculationLimits
 from specdec.params import SEED_RANGE, SamplingParams
 from specdec.server.unsupported import check_supported
 
@@ -22,6 +22,9 @@ COMPLETION_MAX_TOKENS = 16  # what the completions endpoint gives a client that 
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 ChoiceCount = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 NodeCount = Annotated[int, Meta(ge=0, le=MAX_NODE_BUDGET)]
+Depth = Annotated[int, Meta(ge=1, le=MAX_NODE_BUDGET)]
+DrafterName = Annotated[str, Meta(min_length=1, max_length=64)]
+DrafterNames = Annotated[list[DrafterName], Meta(min_length=1, max_length=64)]
 
 
 class Encoder(Protocol):
@@ -43,15 +46,30 @@ class StreamOptions(Struct, kw_only=True):
 
 
 class Speculation(Struct, kw_only=True, forbid_unknown_fields=True):
-    """This server's own field: a request's limit on draft nodes. It never changes the answer."""
+    """This server's own field: what a request lets be drafted. It never changes the answer."""
 
     enabled: bool | None = None
+    drafters: DrafterNames | None = None
     max_nodes: NodeCount | None = None
+    max_depth: Depth | None = None
 
-    @property
-    def node_budget(self) -> int | None:
-        """The request's node budget; None leaves it to the engine."""
-        return 0 if self.enabled is False else self.max_nodes
+    def limits(self, running: Sequence[str]) -> SpeculationLimits:
+        """The engine's form of it; raises InvalidRequest for a drafter that is not `running`.
+
+        Example: `Speculation(drafters=["suffix"], max_nodes=4).limits(["prediction", "suffix"])`.
+        """
+        for name in self.drafters or ():
+            if name not in running:
+                raise InvalidRequest(
+                    f"speculation.drafters: {name!r} does not run here; choose from "
+                    + ", ".join(running),
+                    param="speculation.drafters",
+                )
+        return SpeculationLimits(
+            max_nodes=0 if self.enabled is False else self.max_nodes,
+            max_depth=self.max_depth,
+            drafters=None if self.drafters is None else tuple(dict.fromkeys(self.drafters)),
+        )
 
 
 class ContentPart(Struct, kw_only=True):
@@ -114,10 +132,6 @@ class GenerationBody(Struct, kw_only=True):
     @property
     def num_choices(self) -> int:
         return self.n or 1
-
-    @property
-    def node_budget(self) -> int | None:
-        return None if self.speculation is None else self.speculation.node_budget
 
 
 class ChatMessage(Struct, kw_only=True):

@@ -20,11 +20,13 @@ from specdec.options import (
     AsJson,
     Backend,
     Context,
+    Control,
     Deterministic,
     Device,
     Drafter,
     Kv,
     KvMemory,
+    LatencyWeight,
     Model,
     NodeBudget,
     Rule,
@@ -124,6 +126,8 @@ def generate(
     model: Model = DEFAULT_MODEL,
     drafter: Drafter = DEFAULTS.drafter,
     node_budget: NodeBudget = DEFAULTS.node_budget,
+    control: Control = DEFAULTS.control,
+    latency_weight: LatencyWeight = DEFAULTS.latency_weight,
     verification: Rule = DEFAULTS.verification,
     weights: Weights = DEFAULTS.weights,
     device: Device = DEFAULTS.device,
@@ -160,6 +164,8 @@ def generate(
         device=device,
         drafter=drafter,
         node_budget=node_budget,
+        control=control,  # type: ignore[arg-type]  # validated by EngineConfig
+        latency_weight=latency_weight,
         verification=verification,  # type: ignore[arg-type]  # validated by EngineConfig
         max_model_len=max_model_len,
         token_budget=token_budget,
@@ -250,6 +256,8 @@ def serve(
     model: Model = DEFAULT_MODEL,
     drafter: Drafter = DEFAULTS.drafter,
     node_budget: NodeBudget = DEFAULTS.node_budget,
+    control: Control = DEFAULTS.control,
+    latency_weight: LatencyWeight = DEFAULTS.latency_weight,
     verification: Rule = DEFAULTS.verification,
     weights: Weights = DEFAULTS.weights,
     device: Device = DEFAULTS.device,
@@ -269,6 +277,8 @@ def serve(
         device=device,
         drafter=drafter,
         node_budget=node_budget,
+        control=control,  # type: ignore[arg-type]  # validated by EngineConfig
+        latency_weight=latency_weight,
         verification=verification,  # type: ignore[arg-type]  # validated by EngineConfig
         max_model_len=max_model_len,
         token_budget=token_budget,
@@ -299,8 +309,28 @@ def pull(
 
 
 @app.command()
-def info(as_json: AsJson = False) -> None:
-    """Print devices, dtypes, drafters and versions."""
+def info(
+    as_json: AsJson = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show what a running server decides, until Ctrl-C.")
+    ] = False,
+    url: Annotated[
+        str | None, typer.Option(help="The server to watch; default: http://127.0.0.1:8000.")
+    ] = None,
+    interval: Annotated[
+        float | None, typer.Option(help="Seconds between two looks at it; default: 1.")
+    ] = None,
+) -> None:
+    """Print devices, dtypes, drafters and versions, or watch a server speculate."""
+    if watch:
+        from specdec.server.watch import DEFAULT_URL
+        from specdec.server.watch import watch as run
+
+        run(url or DEFAULT_URL, interval_s=1.0 if interval is None else interval, as_json=as_json)
+        return
+    if url is not None or interval is not None:
+        raise UsageError("--url and --interval need --watch")
+
     from specdec.info import collect, render
 
     facts = collect()

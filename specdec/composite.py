@@ -1,8 +1,7 @@
-"""CompositeDrafter: several drafters as one, merged tree by tree and guarded request by request."""
+"""CompositeDrafter: several drafters as one, joined tree by tree and guarded request by request."""
 
 from __future__ import annotations
 
-import heapq
 import logging
 import time
 from collections import Counter, defaultdict
@@ -13,18 +12,19 @@ from torch import Tensor
 from specdec.drafting import DraftContext, Drafter, parse_drafters
 from specdec.plan import DecodeStep
 from specdec.request import Request
-from specdec.tree import ROOT_SOURCE, DraftTree
+from specdec.tree import DraftTree, TreeBuilder
 from specdec.verification import Verdict
 
 _log = logging.getLogger(__name__)
 
 
 class CompositeDrafter(Drafter):
-    """Merges its drafters' trees; the engine always drives one, even of a single drafter.
+    """Joins its drafters' trees; the engine always drives one, even of a single drafter.
 
     A drafter that raises, or returns what is not a tree of the step, is disabled for that request
     with a warning; the request goes on with the others. Counts are over the drafter's life:
-    `num_faults` by drafter, `seconds` spent in each, and `num_steps` for which each was asked.
+    `num_faults` by drafter, `seconds` spent in each, and `num_steps` for which each was asked;
+    `asked_s` and `num_asked` are of the last draft alone.
 
     Example: `CompositeDrafter([SuffixDrafter(), MedusaDrafter(heads)], vocab_size=49152)`.
     """
@@ -38,6 +38,8 @@ class CompositeDrafter(Drafter):
         self.num_faults: Counter[str] = Counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.num_steps: Counter[str] = Counter()
+        self.asked_s: defaultdict[str, float] = defaultdict(float)
+        self.num_asked: Counter[str] = Counter()
         self._vocab_size = vocab_size
         self._active: dict[str, list[Drafter]] = {}  # by request id
 
@@ -57,21 +59,25 @@ class CompositeDrafter(Drafter):
             self._guarded(drafter, request, lambda d=drafter: d.admit(request))  # type: ignore[misc]
 
     def draft(self, steps: Sequence[DecodeStep]) -> list[DraftTree]:
-        """Per step the best nodes of all its drafters, by estimated acceptance from the root."""
+        """Per step all nodes of the drafters that it asks; the controller chooses among them."""
+        self.asked_s.clear()
+        self.num_asked.clear()
         trees: list[list[DraftTree]] = [[] for _ in steps]
         for drafter in self.drafters:
             asked = [
                 index
                 for index, step in enumerate(steps)
-                if step.node_budget > 0 and drafter in self._active[step.request.request_id]
+                if step.node_budget > 0
+                and (step.levels is None or drafter.name in step.levels)
+                and drafter in self._active[step.request.request_id]
             ]
             if not asked:
                 continue
-            drafted = self._draft(drafter, [steps[index] for index in asked])
+            drafted = self._draft(drafter, [_own_step(drafter, steps[i]) for i in asked])
             for index, tree in zip(asked, drafted, strict=True):
                 if tree is not None and tree.num_nodes > 1:
                     trees[index].append(tree)
-        return [merge(step, own) for step, own in zip(steps, trees, strict=True)]
+        return [join(step, own) for step, own in zip(steps, trees, strict=True)]
 
     def observe(self, request: Request, verdict: Verdict, hidden: Tensor | None) -> None:
         """Tell the drafters that are still active for this request."""
@@ -108,8 +114,11 @@ class CompositeDrafter(Drafter):
     def _checked(self, drafter: Drafter, steps: Sequence[DecodeStep]) -> list[DraftTree]:
         started = time.perf_counter()
         trees = drafter.draft(steps)
-        self.seconds[drafter.name] += time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        self.seconds[drafter.name] += seconds
         self.num_steps[drafter.name] += len(steps)
+        self.asked_s[drafter.name] += seconds
+        self.num_asked[drafter.name] += len(steps)
         if len(trees) != len(steps):
             raise ValueError(f"{len(trees)} trees for {len(steps)} steps")
         for step, tree in zip(steps, trees, strict=True):
@@ -150,64 +159,34 @@ class CompositeDrafter(Drafter):
         )
 
 
-def merge(step: DecodeStep, trees: Sequence[DraftTree]) -> DraftTree:
-    """Join trees of one root into the best tree of `step.node_budget` nodes.
+def _own_step(drafter: Drafter, step: DecodeStep) -> DecodeStep:
+    """The step as one drafter sees it."""
+    if step.levels is None:
+        return step
+    depth = min(step.max_depth, step.levels[drafter.name])
+    return DecodeStep(step.request, step.node_budget, depth)
 
-    A node's worth is the product of the scores from the root to it. Equal nodes are joined and
-    keep all sources and the best score. The likeliest path is laid first, so that committing it
-    moves nothing.
+
+def join(step: DecodeStep, trees: Sequence[DraftTree]) -> DraftTree:
+    """All nodes of trees of one root as one tree, in the order in which they were drafted.
+
+    Equal nodes are joined: they keep all sources and the best score.
+
+    Example: `join(step, [])` is the tree of plain decoding.
     """
     if not trees:
         return DraftTree.root_only(step.root)
     if len(trees) == 1:
         return trees[0]
-    joined = _Joined()
+    builder = TreeBuilder(step.root, sum(tree.num_nodes - 1 for tree in trees))
     for tree in trees:
-        joined.add(tree)
-    return joined.best(step.root, step.node_budget)
-
-
-class _Joined:
-    """Nodes of several trees, joined by their paths; node 0 is the root."""
-
-    def __init__(self) -> None:
-        self._children: list[dict[int, int]] = [{}]  # token id -> node
-        self._scores = [1.0]
-        self._sources: list[tuple[str, ...]] = [(ROOT_SOURCE,)]
-
-    def add(self, tree: DraftTree) -> None:
         places = [0]
         for node in range(1, tree.num_nodes):
-            children = self._children[places[tree.parents[node]]]
-            place = children.get(tree.token_ids[node])
-            if place is None:
-                place = children[tree.token_ids[node]] = len(self._scores)
-                self._children.append({})
-                self._scores.append(tree.scores[node])
-                self._sources.append(tree.sources[node])
-            else:
-                self._scores[place] = max(self._scores[place], tree.scores[node])
-                new = tuple(x for x in tree.sources[node] if x not in self._sources[place])
-                self._sources[place] += new
+            place = None
+            for source in tree.sources[node]:
+                place = builder.add(
+                    places[tree.parents[node]], tree.token_ids[node], tree.scores[node], source
+                )
+            assert place is not None, "there is room for every node"
             places.append(place)
-
-    def best(self, root: int, node_budget: int) -> DraftTree:
-        """Best first: no node is worth more than its parent, so what is taken is a tree."""
-        kept, parents = [0], [-1]  # places, and where each one's parent stands among them
-        heap: list[tuple[float, int, int, int]] = []  # minus the worth, place, parent, token
-        tokens, worth = [root], -1.0
-        while True:
-            for token_id, child in self._children[kept[-1]].items():
-                heapq.heappush(heap, (worth * self._scores[child], child, len(kept) - 1, token_id))
-            if not heap or len(kept) > node_budget:
-                break
-            worth, place, parent, token_id = heapq.heappop(heap)
-            kept.append(place)
-            parents.append(parent)
-            tokens.append(token_id)
-        return DraftTree.depth_first(
-            tokens,
-            parents,
-            [self._scores[place] for place in kept],
-            [self._sources[place] for place in kept],
-        )
+    return builder.build()

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from specdec.errors import UsageError
+from specdec.limits import MAX_NODE_BUDGET
 
 Verification = Literal["coupled", "rejection", "typical"]
 WeightPrecision = Literal["auto", "bf16", "fp16", "fp32", "int8", "int4"]
 KVPrecision = Literal["auto", "bf16", "fp32", "int8", "fp8"]
 Backend = Literal["auto", "native", "torch"]
+Control = Literal["adaptive", "fixed"]
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
-MAX_NODE_BUDGET = 255  # a tree is at most 256 nodes, root included: four 64-bit ancestor words
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,11 @@ class EngineConfig:
 
     `drafter` names one drafter or several, separated by commas: docs/drafters.md.
 
+    `control` decides how many of the at most `node_budget` nodes per request are verified:
+    adaptive, as many as pay by measured cost and acceptance, or fixed, always all of them.
+    `latency_weight` tells adaptive control what to raise: 0 the tokens per second of the whole
+    batch, 1 the speed of the slowest streams in it (docs/control.md).
+
     Example: `EngineConfig(drafter="suffix,medusa", node_budget=16)`.
     Raises UsageError when a value makes no sense.
     """
@@ -44,6 +50,8 @@ class EngineConfig:
     device: str = "cpu"
     drafter: str = "prediction,suffix"
     node_budget: int = 16
+    control: Control = "adaptive"
+    latency_weight: float = 0.0
     verification: Verification = "coupled"
     max_model_len: int | None = None
     token_budget: int = 256
@@ -62,6 +70,7 @@ class EngineConfig:
             ("kv", KVPrecision),
             ("backend", Backend),
             ("verification", Verification),
+            ("control", Control),
         ):
             if getattr(self, name) not in get_args(choices):
                 raise UsageError(
@@ -72,6 +81,8 @@ class EngineConfig:
             raise UsageError(
                 f"node budget must be between 0 and {MAX_NODE_BUDGET}, not {self.node_budget}"
             )
+        if not 0 <= self.latency_weight <= 1:
+            raise UsageError(f"latency weight must be between 0 and 1, not {self.latency_weight}")
         num_cores = os.cpu_count() or 1
         if self.threads is not None and self.threads > num_cores:
             raise UsageError(f"threads must be at most {num_cores} here, not {self.threads}")

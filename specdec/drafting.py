@@ -50,6 +50,9 @@ class Drafter(ABC):
     needs_hidden: bool = False
     """Whether `observe` wants the target's hidden states."""
 
+    is_sequential: bool = False
+    """Whether each level of a tree takes a pass of its own, so that fewer levels are cheaper."""
+
     uses_noise: bool = True
     """Whether a sampled request's guesses are ranked with its own noise; a switch for measuring."""
 
@@ -68,7 +71,10 @@ class Drafter(ABC):
 
     @abstractmethod
     def draft(self, steps: Sequence[DecodeStep]) -> list[DraftTree]:
-        """One tree per decode step, in order.
+        """One tree per decode step, in order, of at most its node budget.
+
+        What is deeper than `max_depth` is not verified; a drafter that takes a pass for each level
+        should stop there.
 
         A node's score is the drafter's estimate that the node is accepted given that its parent
         is, between 0 and 1: trees of several drafters are merged by it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import torch
@@ -11,7 +12,10 @@ from specdec.block_pool import BlockPool
 from specdec.commit import Committer, StepOutcome, VerifiedStep
 from specdec.composite import CompositeDrafter
 from specdec.config import EngineConfig
-from specdec.controller import FixedBudget
+from specdec.adaptive import AdaptiveController
+from specdec.controller import Controller, FixedBudget
+from specdec.cost_profile import measured_cost
+from specdec.decision import StepTimes
 from specdec.drafting import DraftContext, Drafter, parse_drafters
 from specdec.errors import ContextLengthExceeded, InvalidRequest
 from specdec.loading import LoadedModel, load_model, make_kv_cache
@@ -36,7 +40,8 @@ class Engine:
             for output in engine.step():
                 print(output.tokens)
 
-    `loaded` and `drafter` replace what the configuration names, for tests and for experiments.
+    `loaded`, `drafter` and `controller` replace what the configuration names, for tests and for
+    experiments.
     """
 
     def __init__(
@@ -45,16 +50,17 @@ class Engine:
         *,
         loaded: LoadedModel | None = None,
         drafter: Drafter | None = None,
+        controller: Controller | None = None,
     ) -> None:
         self.config = config
         if drafter is None:
             parse_drafters(config.drafter)  # a wrong name is told before a model is loaded
         self.loaded = loaded or load_model(config)
-        self.drafter = (
-            CompositeDrafter.load(DraftContext(self.loaded, config))
-            if drafter is None
-            else CompositeDrafter([drafter], vocab_size=self.vocab_size)
-        )
+        if drafter is None:
+            drafter = CompositeDrafter.load(DraftContext(self.loaded, config))
+        elif not isinstance(drafter, CompositeDrafter):
+            drafter = CompositeDrafter([drafter], vocab_size=self.vocab_size)
+        self.drafter = drafter
         kv_cache = make_kv_cache(
             config,
             self.loaded.model,
@@ -72,7 +78,7 @@ class Engine:
             max_running=config.max_running,
             max_model_len=self.loaded.max_model_len,
         )
-        self.controller = FixedBudget(config.node_budget)
+        self.controller = controller or self._make_controller()
         self._verifier = make_verifier(config.verification, kv_cache.device)
         model = self.loaded.model
         self._verifier.warm_up(
@@ -156,16 +162,25 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """One target forward for everything that runs."""
         outputs, self._aborted = self._aborted, []
-        budgets = self.controller.budgets(self.scheduler.requests)
-        plan = self.scheduler.plan(budgets)
+        started = time.perf_counter()
+        plan = self.scheduler.plan(self.controller.limits(self.scheduler.requests))
         if plan.is_empty:
             return outputs
-        trees = self.drafter.draft(plan.decode_steps)
+        candidates = self.drafter.draft(plan.decode_steps)
+        trees = self.controller.choose(plan, candidates)
+        packing = time.perf_counter()
         batch = self.runner.pack(plan, trees)
         target = self.runner.forward(batch)
         verified = self._verifier.verify(plan, trees, target.logits, batch, self._samplers)
+        forward_s = time.perf_counter() - packing
         outcome = self._committer.commit(plan, verified)
-        return outputs + self._report(outcome, verified, target.hidden, batch.first_logit)
+        outputs += self._report(outcome, verified, target.hidden, batch.first_logit)
+        draft_s = dict(self.drafter.asked_s)
+        rest_s = time.perf_counter() - started - forward_s - sum(draft_s.values())
+        self.controller.observe(
+            verified, StepTimes(forward_s, rest_s, draft_s, dict(self.drafter.num_asked))
+        )
+        return outputs
 
     def close(self) -> None:
         """Let drafters write what should outlive the engine."""
@@ -195,9 +210,22 @@ class Engine:
                 outputs.append(RequestOutput(request.request_id, tokens))
         return outputs
 
+    def _make_controller(self) -> Controller:
+        config, drafters = self.config, self.drafter.drafters
+        if config.control == "fixed" or config.node_budget == 0:
+            return FixedBudget(config.node_budget)
+        return AdaptiveController(
+            measured_cost(self.loaded, self.runner, config),
+            [drafter.name for drafter in drafters],
+            node_budget=config.node_budget,
+            latency_weight=config.latency_weight,
+            sequential=[drafter.name for drafter in drafters if drafter.is_sequential],
+        )
+
     def _forget(self, request: Request) -> None:
         self.scheduler.remove(request)
         self.drafter.release(request)
+        self.controller.release(request)
         del self._requests[request.request_id], self._samplers[request.request_id]
 
 

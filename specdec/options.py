@@ -14,6 +14,12 @@ Drafter = Annotated[
     str, typer.Option(help="Who guesses, commas between several: docs/drafters.md.")
 ]
 NodeBudget = Annotated[int, typer.Option(help="Most draft nodes per step, 0 = plain decoding.")]
+Control = Annotated[
+    str, typer.Option(help="adaptive: verify as many nodes as pay; fixed: always the budget.")
+]
+LatencyWeight = Annotated[
+    float, typer.Option(help="Adaptive control: 0 for most tokens in all, 1 for the slowest.")
+]
 Weights = Annotated[
     str, typer.Option(help="Weights: auto, bf16, fp32, int8 or int4; GPU or torch also fp16.")
 ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
+from specdec.limits import NO_LIMITS, SpeculationLimits
 from specdec.metrics import SpeculationStats
 from specdec.params import SamplingParams
 from specdec.text import StopMatcher
@@ -55,7 +56,7 @@ class Request:
     params: SamplingParams
     priority: int = 0
     cache_salt: str = ""
-    node_budget: int | None = None  # this request's own limit on draft nodes; None = the engine's
+    speculation: SpeculationLimits = NO_LIMITS
     prediction_ids: tuple[int, ...] = ()  # the text that the caller expects back
     stop_matcher: StopMatcher | None = None
 

@@ -6,6 +6,7 @@ from bisect import insort
 from collections.abc import Mapping
 
 from specdec.block_pool import BlockPool
+from specdec.limits import DraftLimits
 from specdec.plan import DecodeStep, PrefillChunk, StepPlan
 from specdec.request import Phase, Request
 
@@ -50,41 +51,39 @@ class Scheduler:
         self.pool.release(request.block_ids)
         request.block_ids = []
 
-    def plan(self, budgets: Mapping[str, int]) -> StepPlan:
+    def plan(self, limits: Mapping[str, DraftLimits]) -> StepPlan:
         """State the next step's work, reserving the blocks it needs.
 
-        budgets: node budget by request id.
+        limits: what may be drafted, by request id.
         """
         step = _StepDraft(self._token_budget)
         decoding = [r for r in self.running if r.num_computed == r.num_tokens - 1]
         prefilling = [r for r in self.running if r.num_computed < r.num_tokens - 1]
         is_prefill_due = bool(prefilling or self.waiting)
-        share = self._node_share(len(decoding), is_prefill_due)
+        # Draft nodes of all requests together; prompts keep half of the token budget.
+        node_room = self._token_budget // 2 if is_prefill_due else self._token_budget
+        node_room = max(0, node_room - len(decoding))
         for request in decoding:
             if request in self.running:  # may have been preempted for a better one
-                self._plan_decode(step, request, min(budgets[request.request_id], share))
+                self._plan_decode(step, request, limits[request.request_id], node_room)
+        step.share_nodes(node_room)
         for request in prefilling:
             if request in self.running:
-                self._plan_prefill(step, request, budgets[request.request_id])
+                self._plan_prefill(step, request, limits[request.request_id])
         while self.waiting and len(self.running) < self._max_running and step.room > 0:
-            if step.preempted or not self._admit(step, self.waiting[0], budgets):
+            if step.preempted or not self._admit(step, self.waiting[0], limits):
                 break
-        return StepPlan(tuple(step.chunks), tuple(step.decodes), tuple(step.preempted))
+        return step.plan()
 
-    def _node_share(self, num_decodes: int, is_prefill_due: bool) -> int:
-        """Draft nodes per decode step that the token budget allows; prompts keep half of it."""
-        if not num_decodes:
-            return 0
-        room = self._token_budget // 2 if is_prefill_due else self._token_budget
-        return max(0, (room - num_decodes) // num_decodes)
-
-    def _plan_decode(self, step: _StepDraft, request: Request, node_budget: int) -> None:
-        nodes = self._fitting_nodes(request, node_budget)
+    def _plan_decode(
+        self, step: _StepDraft, request: Request, limits: DraftLimits, node_room: int
+    ) -> None:
+        nodes = min(node_room, self._fitting_nodes(request, limits.node_budget))
         root_end = request.num_tokens
         if self._reserve(request, root_end + nodes):
-            step.decode(request, nodes)
+            step.decode(request, nodes, limits)
         elif self._reserve_by_preemption(step, request, root_end):
-            step.decode(request, 0)
+            step.decode(request, 0, limits)
 
     def _fitting_nodes(self, request: Request, node_budget: int) -> int:
         """No nodes past the last position, and none for the last token."""
@@ -92,7 +91,7 @@ class Scheduler:
             return 0
         return max(0, min(node_budget, self._max_model_len - request.num_tokens))
 
-    def _plan_prefill(self, step: _StepDraft, request: Request, node_budget: int) -> bool:
+    def _plan_prefill(self, step: _StepDraft, request: Request, limits: DraftLimits) -> bool:
         """Compute known tokens as far as room goes; past the last of them, decode at once."""
         start, before_root = request.num_computed, request.num_tokens - 1
         end = min(before_root, start + max(0, step.room))
@@ -103,13 +102,16 @@ class Scheduler:
             return False
         step.prefill(request, start, end)
         if is_complete:
-            nodes = self._fitting_nodes(request, min(node_budget, max(0, step.room - 1)))
+            nodes = self._fitting_nodes(request, min(limits.node_budget, max(0, step.room - 1)))
             if not self._reserve(request, request.num_tokens + nodes):
                 nodes = 0
-            step.decode(request, nodes)
+            step.decode(request, nodes, limits)
+            step.share_nodes(nodes)
         return True
 
-    def _admit(self, step: _StepDraft, request: Request, budgets: Mapping[str, int]) -> bool:
+    def _admit(
+        self, step: _StepDraft, request: Request, limits: Mapping[str, DraftLimits]
+    ) -> bool:
         request.block_ids = self.pool.share_prefix(request.token_ids, request.cache_salt)
         num_hit = len(request.block_ids) * self.pool.block_size
         request.num_computed = num_hit
@@ -119,7 +121,7 @@ class Scheduler:
         self.waiting.pop(0)
         insort(self.running, request, key=_rank)
         request.phase = Phase.RUNNING
-        if self._plan_prefill(step, request, budgets[request.request_id]):
+        if self._plan_prefill(step, request, limits[request.request_id]):
             return True
         self._preempt(request)
         return False
@@ -170,6 +172,8 @@ class _StepDraft:
         self.chunks: list[PrefillChunk] = []
         self.decodes: list[DecodeStep] = []
         self.preempted: list[Request] = []
+        self._node_room = 0  # draft nodes that may be verified
+        self._num_unshared = 0  # draft nodes of decodes since room was last given to nodes
         self._ids: set[str] = set()
 
     def has(self, request: Request) -> bool:
@@ -181,7 +185,20 @@ class _StepDraft:
             self.chunks.append(PrefillChunk(request, start, end))
             self.room -= end - start
 
-    def decode(self, request: Request, node_budget: int) -> None:
+    def decode(self, request: Request, node_budget: int, limits: DraftLimits) -> None:
         self._ids.add(request.request_id)
-        self.decodes.append(DecodeStep(request, node_budget))
-        self.room -= 1 + node_budget
+        self.decodes.append(DecodeStep(request, node_budget, limits.max_depth, limits.levels))
+        self.room -= 1
+        self._num_unshared += node_budget
+
+    def share_nodes(self, most: int) -> None:
+        """Give at most so much room to the draft nodes of the decodes since the last time."""
+        nodes = min(most, self._num_unshared)
+        self._num_unshared = 0
+        self._node_room += nodes
+        self.room -= nodes
+
+    def plan(self) -> StepPlan:
+        return StepPlan(
+            tuple(self.chunks), tuple(self.decodes), tuple(self.preempted), self._node_room
+        )

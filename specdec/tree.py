@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import lt
 
 from torch import Tensor
 
@@ -35,7 +36,7 @@ class DraftTree:
         n = len(self.token_ids)
         assert n >= 1 and len(self.parents) == len(self.scores) == len(self.sources) == n
         assert self.parents[0] == -1
-        assert all(0 <= p < i for i, p in enumerate(self.parents) if i > 0)
+        assert all(map(lt, self.parents, range(n))) and min(self.parents[1:], default=0) >= 0
 
     @classmethod
     def root_only(cls, token_id: int) -> DraftTree:
@@ -133,6 +134,25 @@ class DraftTree:
         while nodes[-1] != 0:
             nodes.append(self.parents[nodes[-1]])
         return tuple(reversed(nodes))
+
+    def path_of(self, token_ids: Iterable[int]) -> list[int]:
+        """The nodes below the root that carry these tokens, as far as there are such nodes.
+
+        Example: `DraftTree((5, 7, 8), (-1, 0, 1), ...).path_of([7, 9]) == [1]`.
+        """
+        parents, own, node = self.parents, self.token_ids, 0
+        path: list[int] = []
+        for token_id in token_ids:
+            child = node
+            try:
+                child = parents.index(node, child + 1)
+                while own[child] != token_id:
+                    child = parents.index(node, child + 1)
+            except ValueError:  # no further child
+                break
+            path.append(child)
+            node = child
+        return path
 
     @cached_property
     def ancestors(self) -> tuple[int, ...]:

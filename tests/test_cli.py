@@ -22,8 +22,11 @@ from tests.toy import compiled_native
 
 PROMPT = "abcabcabcabcabc"
 COMMAND = (sys.executable, "-P", "-m", "specdec.cli")
-# In fp32 the toy's tokens are the same on every processor.
-QUICK = ("--threads", "1", "--kv-memory-mib", "8", "--max-tokens", "40", "--weights", "fp32")
+# In fp32 the toy's tokens are the same on every processor; what adaptive control drafts is not.
+QUICK = (
+    *("--threads", "1", "--kv-memory-mib", "8", "--max-tokens", "40", "--weights", "fp32"),
+    *("--control", "fixed"),
+)
 ESCAPE = re.compile(r"\x1b\[[\d;]*m")
 
 
@@ -114,7 +117,7 @@ def check_refusal(shell: Shell, arguments: str, words: str, exit_code: int, **mo
     assert done.returncode == exit_code, done
     assert re.fullmatch(rf"specdec: .*{words}.*\n", done.stderr), done.stderr
     assert done.stdout == ""
-    assert [path.name for path in shell.home.iterdir()] == ["native"]
+    assert {path.name for path in shell.home.iterdir()} <= {"native", "step-cost"}
 
 
 @pytest.mark.parametrize(
@@ -129,6 +132,13 @@ def check_refusal(shell: Shell, arguments: str, words: str, exit_code: int, **mo
         (f"generate x --prediction {sys.executable}", "is not UTF-8 text"),
         ("generate - --prediction -", "standard input is either the prompt or the prediction"),
         ("generate --node-budget -1 x", "node budget must be between 0 and 255, not -1"),
+        ("generate --control magic x", "unknown control 'magic'; choose from adaptive, fixed"),
+        ("serve --control magic", "unknown control 'magic'; choose from adaptive, fixed"),
+        ("generate --latency-weight 2 x", "latency weight must be between 0 and 1, not 2"),
+        ("serve --latency-weight nan", "latency weight must be between 0 and 1, not nan"),
+        ("info --watch --interval 0", "--interval must be between 0.1 and 3600 seconds, not 0"),
+        ("info --watch --url nope", "--url must be like http://127.0.0.1:8000, not 'nope'"),
+        ("info --url http://127.0.0.1:8000", "--url and --interval need --watch"),
         ("generate --threads 100000 x", "threads must be at most"),
         ("generate --weights int3 x", "unknown weights 'int3'; choose from auto, bf16"),
         ("generate --kv fp8 x", "an fp8 KV cache needs a GPU; use --kv auto"),
@@ -245,6 +255,7 @@ def test_sources_and_drafters_give_one_answer(shell: Shell, tmp_path: Path) -> N
     assert plain["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
     others = [
         plain,
+        shell.generate(PROMPT, "--control", "adaptive", "--latency-weight", "0.5"),
         shell.generate("--file", str(tmp_path / "prompt.txt")),
         shell.generate("-", stdin=PROMPT),
         shell.generate("--messages", str(tmp_path / "chat.json")),

@@ -1,4 +1,4 @@
-"""CompositeDrafter: trees joined to the best one, and drafters guarded request by request."""
+"""CompositeDrafter: trees joined to one, and drafters guarded request by request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.composite import CompositeDrafter, merge
+from specdec.composite import CompositeDrafter, join
 from specdec.config import EngineConfig
 from specdec.drafting import DraftContext, Drafter
 from specdec.errors import UsageError
@@ -75,54 +75,20 @@ def joined(drafted: Sequence[DraftTree]) -> dict[Path, tuple[float, tuple[str, .
     return found
 
 
-def worth(nodes: dict[Path, tuple[float, tuple[str, ...]]], path: Path) -> float:
-    value = 1.0
-    for depth in range(1, len(path) + 1):
-        value *= nodes[path[:depth]][0]
-    return value
-
-
 @settings(deadline=None)
-@given(trees("a"), trees("b"), trees("c"), st.integers(1, 40))
-def test_the_best_nodes_of_all_trees_make_one(
-    a: DraftTree, b: DraftTree, c: DraftTree, node_budget: int
-) -> None:
-    everything = joined([a, b, c])
-    tree = merge(step(node_budget), [a, b, c])
+@given(trees("a"), trees("b"), trees("c"))
+def test_all_nodes_of_all_trees_make_one(a: DraftTree, b: DraftTree, c: DraftTree) -> None:
+    tree = join(step(1), [a, b, c])
     got = paths(tree)
     assert tree.token_ids[0] == ROOT and len(got) == tree.num_nodes - 1  # no path twice
-    assert all(everything[path] == node for path, node in got.items())
-    assert all(path[:-1] in got or len(path) == 1 for path in got)
-    best = sorted((worth(everything, path) for path in everything), reverse=True)
-    assert sorted((worth(got, path) for path in got), reverse=True) == best[:node_budget]
+    assert got == joined([a, b, c])
 
 
 @settings(deadline=None)
-@given(trees("a"), trees("b"), st.integers(1, 20))
-def test_the_likeliest_path_is_laid_first(a: DraftTree, b: DraftTree, node_budget: int) -> None:
-    tree = merge(step(node_budget), [a, b])
-    for node, children in enumerate(tree.children):
-        scores = [tree.scores[child] for child in children]
-        assert scores == sorted(scores, reverse=True)
-        assert not children or children[0] == node + 1
-
-
-@settings(deadline=None)
-@given(trees("a"), st.integers(1, 20))
-def test_the_tree_of_one_drafter_passes_as_it_is(tree: DraftTree, node_budget: int) -> None:
-    assert merge(step(node_budget), [tree]) is tree
-    assert merge(step(node_budget), []) == DraftTree.root_only(ROOT)
-
-
-@settings(deadline=None)
-@given(st.lists(st.sampled_from([0.5, -1.0, 7.0, float("nan"), float("inf")]), max_size=6))
-def test_scores_that_are_no_probabilities_do_no_harm(odd: list[float]) -> None:
-    a, b = TreeBuilder(ROOT, 20), TreeBuilder(ROOT, 20)
-    for index, score in enumerate(odd):
-        a.add(index, 1, score, "a")
-        b.add(0, index, score, "b")
-    tree = merge(step(3), [a.build(), b.build()])
-    assert tree.num_nodes <= 4
+@given(trees("a"))
+def test_the_tree_of_one_drafter_passes_as_it_is(tree: DraftTree) -> None:
+    assert join(step(1), [tree]) is tree
+    assert join(step(1), []) == DraftTree.root_only(ROOT)
 
 
 class ChainDrafter(Drafter):
@@ -288,6 +254,25 @@ def test_without_a_node_budget_no_drafter_is_asked() -> None:
     assert composite.draft([DecodeStep(request, 0)]) == [DraftTree.root_only(5)]
     assert ("draft", "good") not in drafter.seen
     assert composite.draft([DecodeStep(request, 1)])[0].num_nodes == 2
+
+
+def test_only_the_drafters_of_a_step_are_asked_and_told_how_deep() -> None:
+    seen: list[tuple[str, int]] = []
+
+    class Noting(ChainDrafter):
+        def draft(self, steps: Sequence[DecodeStep]) -> list[DraftTree]:
+            seen.extend((self.name, each.max_depth) for each in steps)
+            return super().draft(steps)
+
+    names = ("a", "b", "c")
+    composite = CompositeDrafter([Noting(TRUTHS, name) for name in names], vocab_size=VOCAB)
+    request = Request("good", PROMPTS["good"], params())
+    composite.admit(request)
+    composite.draft([DecodeStep(request, 4, max_depth=7, levels={"c": 2, "a": 9})])
+    assert seen == [("a", 7), ("c", 2)]
+    assert composite.num_asked == {"a": 1, "c": 1} and set(composite.asked_s) == {"a", "c"}
+    composite.draft([DecodeStep(request, 4, levels={})])
+    assert composite.num_asked == {} and composite.asked_s == {}
 
 
 def test_drafters_are_loaded_in_the_order_of_their_names() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specdec import verification
 from specdec.drafting import Drafter
+from specdec.limits import NO_LIMITS, DraftLimits, SpeculationLimits
 from specdec.params import SamplingParams
 from specdec.plan import StepPlan
 from specdec.request import Request, RequestOutput
@@ -37,6 +38,7 @@ from tests.toy import (
     toy_engine,
     toy_model,
 )
+from tests.toy_controllers import CONTROLS, controller_for
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -75,6 +77,7 @@ class Arrival:
     priority: int
     abort_after: int | None
     salt: str = ""
+    speculation: SpeculationLimits = NO_LIMITS
 
     def request(self, index: int, prediction_ids: Sequence[int] = ()) -> Request:
         return Request(
@@ -83,6 +86,7 @@ class Arrival:
             self.params,
             priority=self.priority,
             cache_salt=self.salt,
+            speculation=self.speculation,
             prediction_ids=tuple(prediction_ids),
         )
 
@@ -102,6 +106,12 @@ arrivals = st.lists(
         priority=st.integers(0, 1),
         abort_after=st.none() | st.none() | st.integers(0, 12),
         salt=st.sampled_from(["", "", "other"]),
+        speculation=st.builds(
+            SpeculationLimits,
+            max_nodes=st.sampled_from([None, None, 0, 1, 6]),
+            max_depth=st.sampled_from([None, None, 1, 3]),
+            drafters=st.sampled_from([None, None, (), ("truth",), ("ngram", "suffix")]),
+        ),
     ),
     min_size=1,
     max_size=8,
@@ -164,6 +174,7 @@ any_mix = given(
     prefix_cache=st.booleans(),
     seed=st.integers(0, 1000),
     num_draft_blocks=st.sampled_from([3, 12, 60]),
+    control=st.sampled_from(CONTROLS),
 )
 
 
@@ -177,11 +188,14 @@ def check_mix(
     prefix_cache: bool,
     seed: int,
     num_draft_blocks: int,
+    control: str,
 ) -> None:
     expected = [alone(arrival, index) for index, arrival in enumerate(mix)]
     truth = {f"r{index}": answer.token_ids for index, answer in enumerate(expected)}
+    drafts = drafter_for(drafter, truth, seed, num_draft_blocks)
     engine = toy_engine(
-        drafter=drafter_for(drafter, truth, seed, num_draft_blocks),
+        drafter=drafts,
+        controller=controller_for(control, drafts, node_budget, seed),
         node_budget=node_budget,
         token_budget=token_budget,
         num_blocks=num_blocks,
@@ -230,12 +244,17 @@ def biased(
     return None, token_id
 
 
-def check_fixed_mix() -> None:
+def check_fixed_mix(drafter: str = "random", control: str = "fixed") -> None:
     """The property on one fixed mix, large enough that a wrong rule must show in it."""
     params = [SamplingParams(max_tokens=40, temperature=1.0, seed=seed) for seed in range(8)]
+    limits = (NO_LIMITS, SpeculationLimits(max_nodes=0), SpeculationLimits(max_depth=2))
     check_mix(
-        mix=[Arrival((1, 2, 3), each, 0, 0, None) for each in params],
-        drafter="random",
+        mix=[
+            Arrival((1, 2, 3), each, 0, 0, None, speculation=limits[index % 3])
+            for index, each in enumerate(params)
+        ],
+        drafter=drafter,
+        control=control,
         node_budget=40,
         token_budget=256,
         num_blocks=80,
@@ -244,6 +263,13 @@ def check_fixed_mix() -> None:
         seed=0,
         num_draft_blocks=60,
     )
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+@pytest.mark.parametrize("drafter", ["truth", "random", "suffix,medusa"])
+def test_so_it_is_whatever_the_controller_decides(control: str, drafter: str) -> None:
+    """Fixed: requests that take all, some and no drafts side by side."""
+    check_fixed_mix(drafter, control)
 
 
 def test_a_biased_verifier_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,8 +306,8 @@ def check_busy_mix(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[StepPlan] = []
     make_plan = Scheduler.plan
 
-    def plan(self: Scheduler, budgets: Mapping[str, int]) -> StepPlan:
-        plans.append(make_plan(self, budgets))
+    def plan(self: Scheduler, limits: Mapping[str, DraftLimits]) -> StepPlan:
+        plans.append(make_plan(self, limits))
         return plans[-1]
 
     monkeypatch.setattr(Scheduler, "plan", plan)
@@ -296,8 +322,12 @@ def check_busy_mix(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
         Arrival(shared_prefix[:40], drawn, 3, 0, None, "other"),
         Arrival(shared_prefix * 3, drawn, 5, 0, None),
     ]
-    for token_budget, num_blocks, num_draft_blocks in ((23, 10, 12), (256, 80, 60)):
-        check_mix(mix, drafter, 20, token_budget, num_blocks, 8, True, 3, num_draft_blocks)
+    for *room, num_draft_blocks, control in (
+        (2, 23, 10, 12, "fixed"),  # slow, so that many wait for blocks
+        (20, 256, 80, 60, "fixed"),
+        (20, 256, 80, 60, "free rows"),
+    ):
+        check_mix(mix, drafter, *room, 8, True, 3, num_draft_blocks, control)
     chunks = [chunk for plan in plans for chunk in plan.prefill_chunks]
     assert any(plan.preempted for plan in plans)
     assert any(chunk.request.num_prefix_hit > 0 for chunk in chunks)

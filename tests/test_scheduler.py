@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from specdec.block_pool import BlockPool
 from specdec.controller import FixedBudget
+from specdec.limits import SpeculationLimits
 from specdec.params import SamplingParams
 from specdec.plan import StepPlan
 from specdec.request import Phase, Request, TokenRecord
@@ -48,7 +49,7 @@ class Loop:
         return request
 
     def step(self) -> StepPlan:
-        plan = self.scheduler.plan(self.controller.budgets(self.scheduler.requests))
+        plan = self.scheduler.plan(self.controller.limits(self.scheduler.requests))
         self.check(plan)
         for chunk in plan.prefill_chunks:
             chunk.request.num_computed = chunk.end
@@ -80,9 +81,11 @@ class Loop:
             assert len({r.request_id for r in group}) == len(group)
             assert all(any(r is other for other in running) for r in group)
         chunk_tokens = sum(c.end - c.start for c in plan.prefill_chunks)
-        decode_tokens = sum(1 + d.node_budget for d in plan.decode_steps)
         num_streams = len(plan.decode_steps)
-        assert chunk_tokens + decode_tokens <= max(self.token_budget, num_streams)
+        assert plan.node_room is not None
+        assert 0 <= plan.node_room <= sum(d.node_budget for d in plan.decode_steps)
+        num_tokens = chunk_tokens + num_streams + plan.node_room
+        assert num_tokens <= max(self.token_budget, num_streams)
         for chunk in plan.prefill_chunks:
             assert chunk.request.num_computed == chunk.start < chunk.end
             assert len(chunk.request.block_ids) * SIZE >= chunk.end
@@ -140,24 +143,36 @@ def test_the_last_chunk_decodes_at_once() -> None:
     assert decoding(plan) == ["a"] and len(request.output) == 1
 
 
-def test_node_share() -> None:
+def test_node_room_is_shared() -> None:
+    """Each may draft as much as all may have verified: the controller chooses among them."""
     loop = Loop(token_budget=32, node_budget=100)
     for name in "abcd":
         loop.add(name, 2, output=50)
     while len(loop.scheduler.running) < 4 or loop.scheduler.waiting:
         loop.step()
-    budgets = [d.node_budget for d in loop.step().decode_steps]
-    assert budgets == [7] * 4  # (32 - 4 roots) / 4
+    plan = loop.step()
+    assert [d.node_budget for d in plan.decode_steps] == [28] * 4
+    assert plan.node_room == 28  # 32 - 4 roots
     loop.add("long", 100)
-    budgets = [d.node_budget for d in loop.step().decode_steps]
-    assert budgets == [3] * 4  # a prompt is due: (16 - 4) / 4
+    plan = loop.step()
+    assert [d.node_budget for d in plan.decode_steps] == [12] * 4
+    assert plan.node_room == 12  # a prompt is due: 16 - 4
+    assert plan.num_prefill == 16
+
+
+def test_node_room_is_what_the_requests_may_draft() -> None:
+    loop = Loop(token_budget=64, node_budget=3)
+    loop.add("a", 2, output=50)
+    loop.add("b", 2, output=50)
+    loop.step()
+    assert loop.step().node_room == 6
 
 
 def test_a_request_may_ask_for_fewer_nodes() -> None:
     loop = Loop(token_budget=64, node_budget=8)
     greedy, modest = loop.add("greedy", 2, 20), loop.add("modest", 2, 20)
-    modest.node_budget = 2
-    greedy.node_budget = 99
+    modest.speculation = SpeculationLimits(max_nodes=2)
+    greedy.speculation = SpeculationLimits(max_nodes=99)
     loop.step()
     assert [d.node_budget for d in loop.step().decode_steps] == [8, 2]
 
@@ -201,7 +216,7 @@ def test_the_worst_ranked_request_is_preempted_and_finishes_later() -> None:
 
 def test_drafts_are_dropped_where_their_blocks_would_cost_a_preemption() -> None:
     loop = Loop(num_blocks=4, token_budget=64, node_budget=8, max_model_len=16)
-    loop.add("a", 7, output=2).node_budget = 0
+    loop.add("a", 7, output=2).speculation = SpeculationLimits(max_nodes=0)
     loop.add("b", 6, output=2)
     plan = loop.step()
     assert decoding(plan) == ["a", "b"] and not plan.preempted

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from specdec.builtin_model import cache_folder
 from specdec.config import Backend, EngineConfig, KVPrecision, WeightPrecision
+from specdec.controller import Controller
 from specdec.drafting import Drafter
 from specdec.engine import Engine
 from specdec.kernels import native_library
@@ -147,6 +148,7 @@ def toy_engine(
     *,
     model: LoadedModel | None = None,
     drafter: Drafter | None = None,
+    controller: Controller | None = None,
     drafter_name: str = "none",
     num_blocks: int | None = None,
     **settings: Any,
@@ -156,13 +158,15 @@ def toy_engine(
     loaded = model or toy_model(form)
     settings = {
         "drafter": drafter_name,
+        "control": "fixed",
         "block_size": 16,
         "kv_memory_mib": 4,
         "backend": form.backend,
         "kv": form.kv,
         **settings,
     }
-    engine = Engine(EngineConfig(**settings), loaded=loaded, drafter=drafter)
+    config = EngineConfig(**settings)
+    engine = Engine(config, loaded=loaded, drafter=drafter, controller=controller)
     if num_blocks is not None:
         spare = engine.pool.reserve(engine.pool.num_blocks - num_blocks)
         assert spare is not None

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.config import MAX_NODE_BUDGET, EngineConfig
+from specdec.config import EngineConfig
+from specdec.limits import MAX_NODE_BUDGET
 from specdec.drafters.suffix import MAX_ENTERED, MIN_REACH, SuffixDrafter, grow
 from specdec.drafters.suffix_automaton import SuffixAutomaton
 from specdec.drafters.suffix_pool import SuffixPool

@@ -34,11 +34,11 @@ from specdec.errors import SpecdecError
 from specdec.server.serve import serve
 try:
     serve(
-        EngineConfig(model=sys.argv[1]),
+        EngineConfig(model=sys.argv[1], control=sys.argv[4]),
         port=int(sys.argv[2]),
         served_model_name="toy",
         grace_s=float(sys.argv[3]),
-        engine_command=sys.argv[4:],
+        engine_command=sys.argv[5:],
     )
 except SpecdecError as error:
     print(f"error: {error}", file=sys.stderr)
@@ -86,7 +86,10 @@ class Answer:
 
 
 class RunningServer:
-    """A server process; `url` is known once it has said that it is ready."""
+    """A server process; `url` is known once it has said that it is ready.
+
+    Its control is fixed unless a test asks: what adaptive control drafts depends on times.
+    """
 
     def __init__(
         self,
@@ -95,10 +98,11 @@ class RunningServer:
         port: int = 0,
         grace_s: float = 5.0,
         load_s: float = 0.0,
+        control: str = "fixed",
         engine_command: Sequence[str] = (sys.executable, str(HERE / "scripted_engine.py")),
     ) -> None:
         self.folder = folder
-        arguments = (str(folder), str(port), str(grace_s), *engine_command)
+        arguments = (str(folder), str(port), str(grace_s), control, *engine_command)
         self.process = subprocess.Popen(
             [sys.executable, "-W", "error", "-c", SERVE, *arguments],
             stderr=subprocess.PIPE,

@@ -11,7 +11,8 @@ per character byte: `[[{"burst": 3}]]Hello` yields "Hello" three tokens to a ste
     refuse     message of the InvalidRequest that add() raises
     end        False leaves out the end-of-sequence token: the text repeats
 
-What the engine is told goes to `journal.jsonl` in the model's folder.
+What the engine is told goes to `journal.jsonl` in the model's folder. A file `silent` there makes
+the controller fail to explain itself.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from specdec.config import EngineConfig
+from specdec.decision import Decision, Reason
 from specdec.errors import CheckpointError, ContextLengthExceeded, InvalidRequest
 from specdec.request import Request, RequestOutput, TokenRecord
 from specdec.server import engine_process
@@ -54,6 +57,43 @@ class Script:
         return self.eos[0] if self.eos else self.token_ids[position % len(self.token_ids)]
 
 
+class ScriptedController:
+    """Explains steps that all went alike: one decision for each step with requests."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._decisions: list[Decision] = []
+
+    def observe(self, num_requests: int) -> None:
+        self._decisions.append(
+            Decision(
+                step=len(self._decisions),
+                reason=Reason.SPECULATE,
+                num_requests=num_requests,
+                num_candidates=7,
+                num_nodes=5,
+                num_rows=num_requests + 5,
+                predicted_tokens=3.0 * num_requests,
+                predicted_s=0.02,
+                plain_s=0.01,
+                decide_s=0.000021,
+                observed_tokens=num_requests,
+                observed_s=0.02,
+            )
+        )
+
+    def explain(self) -> dict[str, Any]:
+        if (self._folder / "silent").exists():
+            raise RuntimeError("the script says so")
+        return {
+            "control": "adaptive",
+            "speed_up": 1.42,
+            "reasons": {"speculate": len(self._decisions), "off": 3},
+            "decisions": [decision.as_json() for decision in self._decisions],
+            "cost": {"forwards": [{"requests": 1, "rows_ms": {"1": 9.0, "8": 18.0}}]},
+        }
+
+
 class ScriptedEngine:
     def __init__(self, config: EngineConfig) -> None:
         self.folder = Path(config.model)
@@ -68,6 +108,7 @@ class ScriptedEngine:
             max_model_len=MAX_MODEL_LEN,
             model=SimpleNamespace(config=SimpleNamespace(vocab_size=tokenizer.vocab_size)),
         )
+        self.controller = ScriptedController(self.folder)
         self._scripts: dict[str, Script] = {}
         self._aborted: list[RequestOutput] = []
         self._note("loaded", pid=os.getpid())
@@ -93,7 +134,7 @@ class ScriptedEngine:
             "add",
             id=request.request_id,
             seed=request.params.seed,
-            node_budget=request.node_budget,
+            speculation=asdict(request.speculation),
             priority=request.priority,
             cache_salt=request.cache_salt,
         )
@@ -107,6 +148,8 @@ class ScriptedEngine:
 
     def step(self) -> list[RequestOutput]:
         outputs, self._aborted = self._aborted, []
+        if self._scripts:
+            self.controller.observe(len(self._scripts))
         time.sleep(max((s.options.get("delay_s", 0.0) for s in self._scripts.values()), default=0))
         for script in list(self._scripts.values()):
             if time.monotonic() >= script.starts_at:

@@ -228,13 +228,14 @@ def test_logprobs_have_an_entry_for_every_token(server: RunningServer) -> None:
 
 
 def test_the_engine_is_told_what_the_request_says(server: RunningServer) -> None:
-    extra = {"priority": -3, "cache_salt": "s", "speculation": {"enabled": True, "max_nodes": 4}}
+    limits = {"max_nodes": 4, "max_depth": 2, "drafters": ["suffix"]}
+    extra = {"priority": -3, "cache_salt": "s", "speculation": {"enabled": True, **limits}}
     server.client.chat.completions.create(model="toy", messages=say("a"), extra_body=extra)
     assert server.journal("add")[-1] | {"id": None} == {
         "what": "add",
         "id": None,
         "seed": None,
-        "node_budget": 4,
+        "speculation": limits,
         "priority": -3,
         "cache_salt": "s",
     }

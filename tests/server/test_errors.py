@@ -40,6 +40,10 @@ def error_of(answer: Any, status: int) -> dict[str, Any]:
         ({"model": "toy", "messages": say("a"), "tools": [{}]}, "tools"),
         ({"model": "toy", "messages": say("a"), "logit_bias": {"99999": 1}}, "logit_bias"),
         ({"model": "toy", "messages": say("a"), "stop": ["x"] * 5}, "stop"),
+        (
+            {"model": "toy", "messages": say("a"), "speculation": {"drafters": ["medusa"]}},
+            "speculation.drafters",
+        ),
         ({"model": "toy", "messages": say("a"), "user": ["x" * 4000]}, "user"),
     ],
 )

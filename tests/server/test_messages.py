@@ -9,6 +9,7 @@ import pytest
 
 from specdec import errors
 from specdec.config import EngineConfig
+from specdec.limits import SpeculationLimits
 from specdec.params import SamplingParams
 from specdec.request import TokenRecord
 from specdec.server.engine_process import Channel
@@ -16,6 +17,8 @@ from specdec.server.messages import (
     HEADER_LEN,
     MAX_FRAME_LEN,
     Abort,
+    Explain,
+    Explanation,
     Failed,
     Output,
     Ready,
@@ -45,16 +48,24 @@ PARAMS = SamplingParams(
 )
 TO_ENGINE: list[ToEngine] = [
     Start(EngineConfig(model="m", drafter="none", threads=2)),
+    Submit("q", (1,), PARAMS),
     Submit(
-        "r", (1, 2, 3), PARAMS, priority=-1, cache_salt="s", node_budget=4, prediction_ids=(7, 8)
+        *("r", (1, 2, 3), PARAMS),
+        priority=-1,
+        cache_salt="s",
+        speculation=SpeculationLimits(4, 2, ("suffix",)),
+        prediction_ids=(7, 8),
     ),
     Abort("r"),
+    Explain(1, 20),
     Shutdown(),
 ]
 RECORD = TokenRecord(5, ("ngram",), 1, 0, logprob=-0.5, top_logprobs=((5, -0.5), (6, -1.0)))
 TO_SERVER: list[ToServer] = [
     Ready("m", "/folder", "ngram", 100, 50, (1,)),
     Tokens([Output("r", [RECORD], "stop", stats={"a": [1, 2]}, num_prefix_hit=16), Output("s")]),
+    Explanation(1, {"control": "adaptive", "decisions": [{"step": 1, "gain": 1.5}]}),
+    Explanation(2, error="why"),
     Failed("CheckpointError", "why"),
 ]
 
@@ -64,6 +75,11 @@ def test_every_message_survives_the_way() -> None:
         assert decode_to_engine(encode_frame(message)[HEADER_LEN:]) == message
     for answer in TO_SERVER:
         assert decode_to_server(encode_frame(answer)[HEADER_LEN:]) == answer
+
+
+def test_drafters_are_known_by_name() -> None:
+    assert Ready("m", "", "suffix, medusa=a=b/", 100, 50).drafters == ["suffix", "medusa"]
+    assert Ready("m", "", "none", 100, 50).drafters == ["none"]
 
 
 def test_a_header_that_cannot_be_ours_is_refused() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from specdec.errors import ContextLengthExceeded, InvalidRequest
+from specdec.limits import SpeculationLimits
 from specdec.params import SamplingParams
 from specdec.server.protocol import (
     ChatBody,
@@ -122,13 +123,61 @@ def test_choice_seeds_follow_the_request_seed_and_wrap() -> None:
     assert choice_params(SamplingParams(), 1).seed is None
 
 
-def test_speculation_limits_the_node_budget() -> None:
-    assert chat().node_budget is None
-    assert chat(speculation={}).node_budget is None
-    assert chat(speculation={"enabled": False, "max_nodes": 5}).node_budget == 0
-    assert chat(speculation={"enabled": True, "max_nodes": 5}).node_budget == 5
-    assert refused(lambda: chat(speculation={"max_nodes": 256})) == "speculation.max_nodes"
+RUNNING = ["prediction", "suffix"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "limits"),
+    [
+        ({}, SpeculationLimits()),
+        ({"enabled": None, "drafters": None, "max_depth": None}, SpeculationLimits()),
+        ({"enabled": False, "max_nodes": 5}, SpeculationLimits(max_nodes=0)),
+        ({"enabled": True, "max_nodes": 5}, SpeculationLimits(max_nodes=5)),
+        ({"enabled": True, "max_nodes": 0}, SpeculationLimits(max_nodes=0)),
+        ({"max_depth": 1}, SpeculationLimits(max_depth=1)),
+        ({"drafters": ["suffix"]}, SpeculationLimits(drafters=("suffix",))),
+        ({"drafters": ["suffix", "suffix"]}, SpeculationLimits(drafters=("suffix",))),
+    ],
+)
+def test_speculation_limits(fields: dict[str, Any], limits: SpeculationLimits) -> None:
+    speculation = chat(speculation=fields).speculation
+    assert speculation is not None
+    assert speculation.limits(RUNNING) == limits
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("enabled", 1),
+        ("max_nodes", -1),
+        ("max_nodes", 256),
+        ("max_nodes", True),
+        ("max_depth", 0),
+        ("max_depth", 256),
+        ("drafters", "suffix"),
+        ("drafters", []),
+        ("drafters", [""]),
+        ("drafters", ["x" * 65]),
+        ("drafters", ["suffix"] * 65),
+        ("drafters", [5]),
+    ],
+)
+def test_a_limit_that_makes_no_sense_is_refused_by_name(field: str, value: object) -> None:
+    found = refused(lambda: chat(speculation={field: value})) or ""
+    assert found.startswith(f"speculation.{field}"), "msgspec may add which item it is"
+
+
+def test_an_unknown_limit_is_refused() -> None:
     assert refused(lambda: chat(speculation={"maxnodes": 3})) == "speculation"
+
+
+@pytest.mark.parametrize("name", ["medusa", "suffix=3", "Suffix", "none"])
+def test_a_drafter_that_does_not_run_is_refused_with_those_that_do(name: str) -> None:
+    speculation = chat(speculation={"drafters": ["suffix", name]}).speculation
+    assert speculation is not None
+    with pytest.raises(InvalidRequest, match=f"{name!r} .* choose from prediction, suffix") as no:
+        speculation.limits(RUNNING)
+    assert no.value.param == "speculation.drafters"
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import save_file
 
+from specdec.decision import Reason
 from specdec.server.engine_client import ENGINE_COMMAND
+from specdec.server.explanation_view import as_text
 from tests.server.conftest import RunningServer, make_folder
 from tests.toy import CONFIG, RandomTensors, compiled_native
 
@@ -38,16 +43,21 @@ def add_weights(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+@contextmanager
+def serving(folder: Path, control: str) -> Iterator[RunningServer]:
     compiled_native()
-    folder = make_folder(tmp_path_factory.mktemp("weights"))
-    add_weights(folder)
-    running = RunningServer(folder, engine_command=ENGINE_COMMAND)
+    add_weights(make_folder(folder))
+    running = RunningServer(folder, engine_command=ENGINE_COMMAND, control=control)
     running.wait_ready()
     yield running
     assert running.end() == ""
     assert running.process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with serving(tmp_path_factory.mktemp("weights"), "fixed") as running:
+        yield running
 
 
 # Two likely tokens, so that something recurs and is drafted.
@@ -79,6 +89,43 @@ def test_neither_streaming_nor_speculation_changes_the_answer(
     assert "".join(c.choices[0].delta.content or "" for c in chunks[:-1]) == text
     assert chunks[-1].usage.completion_tokens == plain.usage.completion_tokens
     assert len(drafted.choices[0].logprobs.content) == plain.usage.completion_tokens
+
+
+def test_a_requests_limits_hold(server: RunningServer) -> None:
+    fields = {"model": "toy", "messages": PROMPT, "seed": 11, "max_tokens": 60, **SAMPLED}
+
+    def ask(**limits: object) -> tuple[Any, Any]:
+        answer = server.client.chat.completions.create(**fields, extra_body={"speculation": limits})
+        return answer.choices[0].message.content, answer.metrics["speculative_decoding"]
+
+    text, free = ask()
+    assert set(free["drafted_by_source"]) == {"suffix"}
+    assert len(free["acceptance_histogram"]) > 2, "some steps accept more than one node"
+    flat_text, flat = ask(max_depth=1)
+    none_text, none = ask(drafters=["prediction"])  # which has no prediction to follow
+    assert len(flat["acceptance_histogram"]) == 2
+    assert none["num_draft_tokens"] == 0
+    assert {flat_text, none_text} == {text}
+
+
+def test_an_adaptive_engine_explains_its_steps(tmp_path: Path) -> None:
+    with serving(tmp_path, "adaptive") as server:
+        create = server.client.chat.completions.create
+        num_steps = [
+            create(
+                model="toy", messages=PROMPT, max_tokens=30, extra_body={"speculation": limits}
+            ).metrics["speculative_decoding"]["num_spec_steps"]
+            for limits in ({}, {"enabled": False})
+        ]
+        facts = server.get("/debug/speculation?last=200").json
+    assert facts["control"] == "adaptive"
+    assert sum(facts["reasons"].values()) == sum(num_steps)
+    assert {decision["reason"] for decision in facts["decisions"][-num_steps[1] :]} == {
+        "not allowed"
+    }
+    assert set(facts["reasons"]) <= {reason.value for reason in Reason}
+    shown = as_text(facts, Console(width=80, force_terminal=False, file=StringIO()))
+    assert "not allowed" in shown
 
 
 def test_the_first_choice_is_the_answer_of_its_seed(server: RunningServer) -> None:

@@ -1,0 +1,138 @@
+"""Asking: whether a drafter is worth asking for a request, when to try again, and how deep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+VALUE_RATE = 0.15  # of the running mean of what asking brings a request
+PROBE_RATE = 0.4  # of the same by a probe, which must tell more
+COMMON_RATE = 0.03  # of the same over all requests, where new ones start
+NUM_FIRST = 8  # asks of a drafter before it can be judged
+LEAST_PRICE = 0.004  # tokens; asking that brings less is not worth the bookkeeping
+STOP, RESUME = -0.1, 0.2  # profit per price: below the one asking ends, above the other it resumes
+FIRST_PROBE, LAST_PROBE = 4, 128  # steps between two probes; doubled after each that fails
+PROBE_SHARE = 0.002  # tokens per step that probing may cost
+LEVEL_RATE = 0.1
+EXPLORE_EVERY = 16  # asks; then one level more than pays is drafted
+NUM_DEEP = 4  # first asks, without a limit
+NUM_LEVELS = 32  # that are told apart
+
+
+@dataclass
+class Asking:
+    """One drafter for one request: asked while what it brings is worth more than it costs.
+
+    `profit` is a running mean per ask, in tokens: what its nodes promise beyond the price of their
+    rows, less what the time of asking is worth.
+
+    Example: `asking.observe(0.0, price=0.1)` again and again ends in `asking.is_due` False.
+    """
+
+    profit: float
+    is_on: bool
+    is_curious: bool = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether to ask in the next step, be it a probe or not."""
+        return self.is_on or self.is_curious
+
+    def observe(self, value: float, price: float) -> None:
+        """It was asked, brought `value` tokens, and cost as much time as `price` tokens take."""
+        rate = VALUE_RATE if self.is_on else PROBE_RATE
+        self.is_curious = False
+        self.profit += rate * (value - price - self.profit)
+        self.is_on = self.profit >= (STOP if self.is_on else RESUME) * price
+
+
+@dataclass
+class Prober:
+    """When a drafter that does not pay is tried again: for all its requests at once, less and less
+    often as it fails. It also knows what asking brings on the whole, where new requests start.
+
+    The dearer an ask, the longer it may come to wait.
+    """
+
+    profit: float = 0.0
+    is_on: bool = True
+    num_asked: int = 0
+    num_probes: int = 0
+    interval: int = FIRST_PROBE
+    wait: int = FIRST_PROBE
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next step asks where it is off."""
+        return self.wait <= 0
+
+    def start(self) -> Asking:
+        """How a new request begins."""
+        return Asking(self.profit, self.is_on)
+
+    def observe(self, value: float, price: float, *, is_probe: bool) -> None:
+        """One request was asked."""
+        self.num_asked += 1
+        self.num_probes += is_probe
+        rate = max(COMMON_RATE, 1.0 / self.num_asked)
+        self.profit += rate * (value - price - self.profit)
+        self.is_on = self.num_asked < NUM_FIRST or self.profit > 0.0
+
+    def step(self, *, num_off: int, num_won: int, price: float) -> None:
+        """A step is over in which `num_off` requests were probed, `num_won` of them with success."""
+        if not self.is_due:
+            self.wait -= 1
+        elif num_won * 4 > num_off:
+            self.interval = self.wait = FIRST_PROBE
+        else:
+            longest = min(LAST_PROBE, max(FIRST_PROBE, round(price / PROBE_SHARE)))
+            self.interval = self.wait = min(2 * self.interval, longest)
+
+
+@dataclass
+class Levels:
+    """How deep a drafter should go that takes a pass of its own for each level.
+
+    Kept per level: what its nodes bring beyond the price of their rows, over all requests, as a
+    running mean per ask. The first asks have no limit, to see all levels.
+
+    Example: `levels.deepest(price=0.1, num_asked=4)` is the last level that brings 0.025 tokens
+    to each of four requests, where a pass costs the time of 0.1 tokens.
+    """
+
+    num_asks: int = 0
+    pass_s: float = 0.0
+    usual: int = 1  # the last level that pays, without what is explored
+    _values: NDArray[np.float64] = field(default_factory=lambda: np.zeros(NUM_LEVELS))
+    _ages: NDArray[np.float64] = field(default_factory=lambda: np.zeros(NUM_LEVELS))  # in asks
+
+    def observe(self, values: NDArray[np.float64], num_levels: int, seconds: float) -> None:
+        """An ask drafted `num_levels` passes in `seconds`; values: tokens per request, by level."""
+        self.num_asks += 1
+        num_levels = min(max(num_levels, 1), NUM_LEVELS)
+        rate = max(LEVEL_RATE, 1.0 / self.num_asks)
+        self.pass_s += rate * (seconds / num_levels - self.pass_s)
+        rates = 1.0 - (1.0 - rate) ** (1.0 + np.minimum(self._ages[:num_levels], 99.0) / 4)
+        self._values[:num_levels] += rates * (values[:num_levels] - self._values[:num_levels])
+        self._ages += 1.0
+        self._ages[:num_levels] = 0.0
+
+    def deepest(self, price: float, num_asked: int) -> int:
+        """The last level that pays a pass, which costs `price` tokens, for so many requests."""
+        if self.num_asks < NUM_DEEP:
+            return NUM_LEVELS
+        pays = self._values * num_asked > price
+        depth = NUM_LEVELS if pays.all() else max(1, int(np.argmin(pays)))
+        self.usual = depth
+        if depth == NUM_LEVELS:
+            return depth
+        first, last = self._values[max(0, depth - 2)], self._values[depth - 1]
+        if self._ages[depth] > EXPLORE_EVERY and last * min(1.0, last / first) * num_asked > price:
+            depth += 1  # it was not seen lately; by the law of the levels above it pays
+        return depth + (self.num_asks % EXPLORE_EVERY == 0)
+
+    def forget(self) -> None:
+        """Things have changed: what is deeper than the next ask is worth another look."""
+        self._ages[1:] = np.inf
