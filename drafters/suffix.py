@@ -7,10 +7,10 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Self
 
-from specdec.limits import MAX_NODE_BUDGET
 from specdec.drafters.suffix_automaton import NONE, ROOT, SuffixAutomaton, SuffixMatch
 from specdec.drafters.suffix_pool import PoolMatch, SuffixPool
 from specdec.drafting import DraftContext, Drafter
+from specdec.limits import MAX_NODE_BUDGET
 from specdec.plan import DecodeStep
 from specdec.request import Request
 from specdec.tree import ROOT_SOURCE, DraftTree

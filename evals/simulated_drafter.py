@@ -151,7 +151,7 @@ class Guesses:
             for level in range(depth)
         ]
         tokens, parents, scores = [root], [-1], [1.0]
-        levels, is_right = [0], [True]
+        levels = [0]
         heap: list[tuple[float, int, int, float]] = []  # minus the worth, parent, rank, score
         node, worth, width = 0, -1.0, self.drafter.width
         while True:
@@ -165,12 +165,11 @@ class Guesses:
                 break
             worth, parent, rank, score = heapq.heappop(heap)
             node, level = len(tokens), levels[parent]
-            right = is_right[parent] and right_rank[level] == rank
-            tokens.append(self._token(position + level, rank, right))
+            # Below a wrong node no token is right, whichever it is.
+            tokens.append(self._token(position + level, rank, right_rank[level] == rank))
             parents.append(parent)
             scores.append(score)
             levels.append(level + 1)
-            is_right.append(right)
         return DraftTree.depth_first(tokens, parents, scores, self._sources[: len(tokens)])
 
     def _right_rank(self, position: int, factor: float) -> int:

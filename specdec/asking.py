@@ -81,7 +81,7 @@ class Prober:
         self.is_on = self.num_asked < NUM_FIRST or self.profit > 0.0
 
     def step(self, *, num_off: int, num_won: int, price: float) -> None:
-        """A step is over in which `num_off` requests were probed, `num_won` of them with success."""
+        """A step is over that probed `num_off` requests, `num_won` of them with success."""
         if not self.is_due:
             self.wait -= 1
         elif num_won * 4 > num_off:

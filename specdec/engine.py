@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specdec.adaptive import AdaptiveController
 from specdec.block_pool import BlockPool
 from specdec.commit import Committer, StepOutcome, VerifiedStep
 from specdec.composite import CompositeDrafter
 from specdec.config import EngineConfig
-from specdec.adaptive import AdaptiveController
 from specdec.controller import Controller, FixedBudget
 from specdec.cost_profile import measured_cost
 from specdec.decision import StepTimes

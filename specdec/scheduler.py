@@ -109,9 +109,7 @@ class Scheduler:
             step.share_nodes(nodes)
         return True
 
-    def _admit(
-        self, step: _StepDraft, request: Request, limits: Mapping[str, DraftLimits]
-    ) -> bool:
+    def _admit(self, step: _StepDraft, request: Request, limits: Mapping[str, DraftLimits]) -> bool:
         request.block_ids = self.pool.share_prefix(request.token_ids, request.cache_salt)
         num_hit = len(request.block_ids) * self.pool.block_size
         request.num_computed = num_hit

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from specdec.config import EngineConfig
-from specdec.limits import MAX_NODE_BUDGET
 from specdec.drafting import available_drafters, parse_drafters
 from specdec.errors import UsageError
+from specdec.limits import MAX_NODE_BUDGET
 from tests.toy import toy_engine
 
 

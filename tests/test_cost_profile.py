@@ -77,8 +77,9 @@ class Machine(ModelRunner):
     def forward(self, batch: Batch) -> TargetOutput:
         assert len(batch.logit_rows) == batch.num_rows
         assert max(batch.positions) < self.loaded.max_model_len
-        for segment in batch.segments:
-            assert self.cache.scrubbed.issuperset(segment.block_ids)
+        blocks = [block for segment in batch.segments for block in segment.block_ids]
+        assert self.cache.scrubbed.issuperset(blocks)
+        assert len(set(blocks)) == min(len(blocks), self.cache.num_blocks)  # of their own
         (context,) = {segment.root for segment in batch.segments}
         self.rows.append(batch.num_rows)
         seconds = self.curve(len(batch.segments), context, batch.num_rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from specdec.drafters.pretrained import lookup
 from specdec.drafting import Drafter
 from specdec.engine import Engine
 from specdec.errors import CheckpointError
+from specdec.limits import DraftLimits
 from specdec.loading import LoadedModel, load_model
 from specdec.native_model import NativeModel
 from specdec.params import SamplingParams
@@ -96,7 +97,7 @@ def chat_ids(model: LoadedModel, question: str, system: str | None = None) -> tu
 
 
 def make_engine(model: LoadedModel, drafter: Drafter | str, **settings: Any) -> Engine:
-    settings = {"kv_memory_mib": 256, **settings}
+    settings = {"kv_memory_mib": 256, "control": "fixed", **settings}
     # PyTorch's bits hold for one number of threads; the native forward has threads of its own.
     torch.set_num_threads(1 if isinstance(model.model, NativeModel) else 2)
     if isinstance(drafter, str):
@@ -224,9 +225,16 @@ def drafter_named(name: str, plain: Answers, model: LoadedModel) -> Drafter | st
     return TruthDrafter(plain, 5, hit_rate=0.5, vocab_size=model.model.config.vocab_size)
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "truth", "suffix,medusa", "small-model"])
-def test_alone(default_model: LoadedModel, plain: Answers, drafter: str) -> None:
-    engine = make_engine(default_model, drafter_named(drafter, plain, default_model))
+@pytest.mark.parametrize(
+    ("drafter", "control"),
+    [
+        *itertools.product(["ngram", "truth", "suffix,medusa", "small-model"], ["fixed"]),
+        *itertools.product(["truth", "suffix,medusa", "suffix,small-model"], ["adaptive"]),
+    ],
+)
+def test_alone(default_model: LoadedModel, plain: Answers, drafter: str, control: str) -> None:
+    drafts = drafter_named(drafter, plain, default_model)
+    engine = make_engine(default_model, drafts, control=control)
     requests = asked(default_model)
     for request in requests:
         run(engine, [request])
@@ -236,19 +244,25 @@ def test_alone(default_model: LoadedModel, plain: Answers, drafter: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("backend", "drafter", "is_small"),
+    ("backend", "drafter", "is_small", "control"),
     [
-        *itertools.product(["auto"], ["none", "ngram", "truth"], [False, True]),
-        ("auto", "prediction,suffix,medusa,small-model", False),
-        ("torch", "truth", True),
+        *itertools.product(["auto"], ["none", "ngram", "truth"], [False, True], ["fixed"]),
+        ("auto", "prediction,suffix,medusa,small-model", False, "fixed"),
+        ("auto", "prediction,suffix,medusa,small-model", False, "adaptive"),
+        ("auto", "truth", True, "adaptive"),
+        ("torch", "truth", True, "fixed"),
     ],
     indirect=["backend"],
 )
-def test_together(default_model: LoadedModel, plain: Answers, drafter: str, is_small: bool) -> None:
+def test_together(
+    default_model: LoadedModel, plain: Answers, drafter: str, is_small: bool, control: str
+) -> None:
     """Chunked prompts, prefix hits, an abort, and in the smallest KV cache also preemption."""
     engine = make_engine(
         default_model,
         drafter_named(drafter, plain, default_model),
+        control=control,
+        node_budget=4 if is_small else 16,  # slow, so that many want blocks
         token_budget=48,
         kv_memory_mib=smallest_kv_mib(default_model) if is_small else 256,
     )
@@ -285,8 +299,8 @@ def recorded_plans(engine: Engine) -> list[StepPlan]:
     plans: list[StepPlan] = []
     make_plan = engine.scheduler.plan
 
-    def plan(budgets: Any) -> StepPlan:
-        plans.append(make_plan(budgets))
+    def plan(limits: Mapping[str, DraftLimits]) -> StepPlan:
+        plans.append(make_plan(limits))
         return plans[-1]
 
     engine.scheduler.plan = plan  # type: ignore[method-assign]  # a spy

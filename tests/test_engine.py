@@ -339,7 +339,10 @@ def test_prefix_hits_stay_within_a_salt_and_change_nothing() -> None:
 
 def test_a_request_with_no_node_budget_gets_no_drafts() -> None:
     engine = toy_engine(drafter=ChainDrafter(TRUTH), node_budget=8)
-    plain, drafted = (Request(n, PROMPT, params(), speculation=SpeculationLimits(max_nodes=b)) for n, b in (("p", 0), ("d", 8)))
+    plain, drafted = (
+        Request(name, PROMPT, params(), speculation=SpeculationLimits(max_nodes=most))
+        for name, most in (("p", 0), ("d", 8))
+    )
     run_all(engine, [plain, drafted])
     assert plain.stats.num_draft_tokens == 0 and plain.stats.num_steps == 20
     assert drafted.stats.num_steps < 5

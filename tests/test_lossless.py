@@ -322,12 +322,9 @@ def check_busy_mix(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
         Arrival(shared_prefix[:40], drawn, 3, 0, None, "other"),
         Arrival(shared_prefix * 3, drawn, 5, 0, None),
     ]
-    for *room, num_draft_blocks, control in (
-        (2, 23, 10, 12, "fixed"),  # slow, so that many wait for blocks
-        (20, 256, 80, 60, "fixed"),
-        (20, 256, 80, 60, "free rows"),
-    ):
-        check_mix(mix, drafter, *room, 8, True, 3, num_draft_blocks, control)
+    check_mix(mix, drafter, 2, 23, 10, 8, True, 3, 12, "fixed")  # slow, so that many want blocks
+    for control in ("fixed", "free rows"):
+        check_mix(mix, drafter, 20, 256, 80, 8, True, 3, 60, control)
     chunks = [chunk for plan in plans for chunk in plan.prefill_chunks]
     assert any(plan.preempted for plan in plans)
     assert any(chunk.request.num_prefix_hit > 0 for chunk in chunks)

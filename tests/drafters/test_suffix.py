@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.config import EngineConfig
-from specdec.limits import MAX_NODE_BUDGET
 from specdec.drafters.suffix import MAX_ENTERED, MIN_REACH, SuffixDrafter, grow
 from specdec.drafters.suffix_automaton import SuffixAutomaton
 from specdec.drafters.suffix_pool import SuffixPool
 from specdec.drafting import DraftContext
 from specdec.errors import UsageError
+from specdec.limits import MAX_NODE_BUDGET
 from specdec.params import SamplingParams
 from specdec.plan import DecodeStep
 from specdec.request import FinishReason, Phase, Request, TokenRecord
