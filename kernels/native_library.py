@@ -126,6 +126,77 @@ class CStep(ctypes.Structure):
     ]
 
 
+class CCounts(ctypes.Structure):
+    """Counts of kernels/native/choice.hpp."""
+
+    _fields_: ClassVar = [
+        ("seen", c_void_p),
+        ("right", c_void_p),
+        ("memory", c_double),
+        ("prior", c_double),
+    ]
+
+
+class CAcceptance(ctypes.Structure):
+    """Acceptance of kernels/native/choice.hpp."""
+
+    _fields_: ClassVar = [
+        *((name, CCounts) for name in ("by_score", "by_kind", "by_cell")),
+        *((name, c_void_p) for name in ("kind_mean", "cell_mean", "own", "own_seen", "watch")),
+        *((name, c_void_p) for name in ("claims", "score_bins", "depth_bins")),
+        *((name, c_int32) for name in ("num_sources", "num_scores", "num_temperatures")),
+        *((name, c_int32) for name in ("num_ranks", "cells_per_kind")),
+        *((name, c_int32) for name in ("last_score_bin", "last_depth_bin", "reserved")),
+        *((name, c_double) for name in ("least", "most", "unexpected")),
+        *((name, c_double) for name in ("own_prior", "doubted_prior", "own_decay")),
+        *((name, c_double) for name in ("change", "common_change", "after_change")),
+        *((name, c_double) for name in ("merit_decay", "most_merit")),
+    ]
+
+
+class CTree(ctypes.Structure):
+    """Tree of kernels/native/choice.hpp."""
+
+    _fields_: ClassVar = [
+        *((name, c_int32) for name in ("size", "slot", "node_budget", "max_depth")),
+        *((name, c_int32) for name in ("source", "is_mixed", "temperature")),
+        *((name, c_int32) for name in ("num_kept", "surprise")),
+    ]
+
+
+class CNode(ctypes.Structure):
+    """Node of kernels/native/choice.hpp."""
+
+    _fields_: ClassVar = [
+        *((name, c_int32) for name in ("parent", "tree", "source", "depth", "num_children")),
+        *((name, c_int32) for name in ("pair", "kind", "cell", "own")),
+        *((name, ctypes.c_bool) for name in ("is_chosen", "is_judged")),
+        *((name, c_double) for name in ("expected", "worth", "gain", "right")),
+    ]
+
+
+class CChoice(ctypes.Structure):
+    """Choice of kernels/native/choice.hpp."""
+
+    _fields_: ClassVar = [
+        *((name, c_void_p) for name in ("trees", "token_ids", "parents", "sources", "scores")),
+        *((name, c_void_p) for name in ("cheapest", "nodes", "kept", "kept_parents")),
+        *((name, c_void_p) for name in ("values", "by_level")),
+        *((name, c_int32) for name in ("num_drafters", "num_levels")),
+        ("least_worth", c_double),
+        ("costs", c_void_p),
+        *((name, c_int32) for name in ("num_trees", "room")),
+        *((name, c_double) for name in ("price", "margin_price", "exponent", "worth")),
+        ("num_nodes", c_int32),
+        ("deepest", c_int32),
+    ]
+
+
+STRUCTS = (
+    CLinear, CLayer, CModel, CCache, CSegment, CStep, CAcceptance, CChoice, CTree, CNode,
+)  # fmt: skip
+
+
 def load(cache: Path, on_compile: Callable[[], None] = lambda: None) -> ctypes.CDLL:
     """The library, compiled into the folder `cache` unless it is there.
 
@@ -164,6 +235,14 @@ def load(cache: Path, on_compile: Callable[[], None] = lambda: None) -> ctypes.C
     library.specdec_gumbel_all.restype = None
     library.specdec_gumbel_of.argtypes = [c_uint64, c_void_p, c_void_p, c_int64, c_void_p]
     library.specdec_gumbel_of.restype = None
+    library.specdec_choose.argtypes = [ctypes.POINTER(CAcceptance), ctypes.POINTER(CChoice)]
+    library.specdec_choose.restype = None
+    library.specdec_learn.argtypes = [
+        ctypes.POINTER(CAcceptance),
+        ctypes.POINTER(CChoice),
+        ctypes.POINTER(c_int32),
+    ]
+    library.specdec_learn.restype = None
     library.specdec_has_wide_registers.argtypes = []
     library.specdec_has_wide_registers.restype = c_int32
     library.specdec_read.argtypes = [c_void_p, c_int64, c_int32]
@@ -174,6 +253,14 @@ def load(cache: Path, on_compile: Callable[[], None] = lambda: None) -> ctypes.C
         pack.argtypes = [c_int32, c_void_p, c_int32, c_int32, c_int32, c_void_p]
         pack.restype = None
     return library
+
+
+def compiled(cache: Path) -> ctypes.CDLL | None:
+    """The library if a `load` from this folder needs not compile it, else None."""
+    try:
+        return load(cache) if _is_whole(cache / f"specdec-{_digest()}.so") else None
+    except NativeUnavailable:
+        return None
 
 
 def state(cache: Path) -> str:
@@ -194,7 +281,7 @@ def _open(file: Path) -> ctypes.CDLL:
         library.specdec_struct_bytes.restype = c_int32
     except (OSError, AttributeError) as error:
         raise NativeUnavailable(f"cannot load {file}: {error}") from error
-    for number, struct in enumerate((CLinear, CLayer, CModel, CCache, CSegment, CStep)):
+    for number, struct in enumerate(STRUCTS):
         if library.specdec_struct_bytes(number) != ctypes.sizeof(struct):
             raise NativeUnavailable(f"{file} lays out {struct.__name__} in another way")
     return library

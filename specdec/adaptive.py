@@ -11,20 +11,19 @@ No node at all is one of the choices, and asking no drafter another: docs/contro
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from specdec.asking import LEAST_PRICE, NUM_LEVELS, Asking, Levels, Prober
-from specdec.candidates import Candidates, Floats
+from specdec.asking import LEAST_PRICE, Asking, Levels, Prober
+from specdec.candidates import Floats
+from specdec.choice import Choice, Stakes
 from specdec.commit import VerifiedStep
-from specdec.controller import Controller, allowed_worths, best
+from specdec.controller import Controller
 from specdec.decision import Decision, Reason, StepTimes
 from specdec.limits import NO_DRAFTS, DraftLimits
+from specdec.native_choice import make_chooser
 from specdec.plan import DecodeStep, StepPlan
 from specdec.request import Request
 from specdec.step_cost import StepCost
@@ -32,7 +31,6 @@ from specdec.tree import DraftTree
 
 MARGIN = 1.03  # on the price of rows: estimates err, and the best of many errs upwards
 SPEED_DECAY = 0.97  # of the running speed-up, per step
-LEAST_WORTH = 1e-3
 NUM_NEW, COST_EVERY = 256, 3  # costs are learned from every step at first, then from some
 COSTS_AGE = 16  # steps for which costs that were read are used
 CONTEXT_BITS, ROW_STEP = 7, 64  # within 128 tokens of context, for multiples of 64 rows
@@ -63,11 +61,14 @@ class AdaptiveController(Controller):
         self.cost = cost
         self._drafters = tuple(drafters)
         self._sequential = frozenset(sequential)
-        self._exponent = 1.0 - 2.0 * latency_weight
+        exponent = 1.0 - 2.0 * latency_weight
+        self._exponent = 0.0 if abs(exponent) < 1e-6 else exponent  # powers lose their digits there
         self._probers = {name: Prober() for name in drafters}
         self._asked: dict[str, dict[str, Asking]] = {}
         self._levels = {name: Levels() for name in sequential}
-        self._speed = _Speed()
+        self._chooser = make_chooser(self.acceptance, drafters)
+        self._load = 0  # requests at once when all drafters were last given a chance
+        self._speeds: defaultdict[int, _Speed] = defaultdict(_Speed)  # by load
         self._last = _Step()
         self._known_costs: dict[tuple[int, int, int], tuple[int, Floats]] = {}
 
@@ -84,25 +85,19 @@ class AdaptiveController(Controller):
             self._last = _Step()
             return []
         num_requests = len(steps)
-        context = sum(step.request.num_tokens for step in steps) // num_requests
+        self._follow_load(num_requests)
+        context = sum([step.request.num_tokens for step in steps]) // num_requests
         num_candidates = sum(len(tree.parents) for tree in candidates) - num_requests
         room = num_candidates if plan.node_room is None else min(num_candidates, plan.node_room)
         costs = self._costs(num_requests, context, num_requests + room)
         plain_s = float(costs[num_requests]) + self.cost.rest_s
-        price = self._speed.up * num_requests / plain_s  # tokens per second
-        trees, worth, values, by_level = list(candidates), 0.0, None, None
-        num_nodes = deepest = 0
+        price = self._speeds[self._load].up * num_requests / plain_s  # tokens per second
+        trees, num_nodes, worth, choice = list(candidates), 0, 0.0, None
         if num_candidates:
-            flat = Candidates.of(candidates)
-            worths = allowed_worths(plan, flat, self.acceptance.estimate(steps, flat))
-            num_nodes = self._num_nodes(flat, worths, costs[num_requests:], price, room)
-            is_chosen = best(worths, num_nodes)
-            trees = flat.pick(is_chosen, worths)
-            worth = float(worths[is_chosen].sum())
-            row_s = (costs[num_requests + num_nodes] - costs[num_requests]) / max(1, num_nodes)
-            values, by_level = self._values(flat, is_chosen, worths - row_s * price)
-            deepest = int(flat.depths.max()) if self._levels else 0
-        self._last = _Step(plan, context, num_nodes, price, plain_s, values, by_level, deepest)
+            stakes = Stakes(costs, price, MARGIN, self._exponent, self._cheapest_first())
+            choice = self._chooser.choose(plan, candidates, room, stakes)
+            trees, num_nodes, worth = choice.trees, choice.num_nodes, choice.worth
+        self._last = _Step(plan, context, num_nodes, price, plain_s, choice)
         self._decide(
             Decision(
                 step=self.num_steps,
@@ -125,12 +120,14 @@ class AdaptiveController(Controller):
         if last.plan is None:
             return
         tokens = [item.verdict.token_ids for item in verified]
-        self._learn_asking(last, self.acceptance.observe(tokens), times)
+        self._learn_asking(last, self._chooser.observe(tokens), times)
         num_tokens = sum(len(item.records) for item in verified)
         num_requests, num_prefill = len(verified), last.plan.num_prefill
         self._close(num_tokens, times.total_s)
         if not num_prefill:
-            self._speed.observe(num_tokens, times.total_s * num_requests / last.plain_s)
+            self._speeds[self._load].observe(
+                num_tokens, times.total_s * num_requests / last.plain_s
+            )
         if self.num_steps < NUM_NEW or self.num_steps % COST_EVERY == 0:
             self.cost.observe(
                 num_requests=num_requests,
@@ -149,7 +146,7 @@ class AdaptiveController(Controller):
         """See Controller."""
         return {
             **super().explain(),
-            "speed_up": round(self._speed.up, 3),
+            "speed_up": round(self._speeds[self._load].up, 3),
             "cost": self.cost.curve(),
             "drafters": [
                 {
@@ -163,6 +160,16 @@ class AdaptiveController(Controller):
                 for name, prober in self._probers.items()
             ],
         }
+
+    def _follow_load(self, num_requests: int) -> None:
+        """Where the load has doubled or halved, what was off may pay now: start afresh."""
+        if self._load < 2 * num_requests and num_requests < 2 * self._load:
+            return
+        self._load = num_requests
+        for name, prober in self._probers.items():
+            prober.restart()
+            for asked in self._asked.values():
+                asked[name] = prober.start()
 
     def _costs(self, num_requests: int, context: int, max_rows: int) -> Floats:
         """Seconds of forwards by rows; they drift slowly, so they are read anew now and then."""
@@ -207,58 +214,12 @@ class AdaptiveController(Controller):
             return self.cost.ask_s(name, num_asked)
         return levels.pass_s * min(self._last.deepest, levels.usual)
 
-    def _num_nodes(
-        self, candidates: Candidates, worths: Floats, costs: Floats, price: float, room: int
-    ) -> int:
-        """How many nodes to verify. costs: seconds [room + 1] with 0, 1, ... nodes."""
-        gains = self._gains(candidates, worths)[:room]
-        if not len(gains):
-            return 0
-        profit = np.cumsum(gains) - MARGIN * price * (costs[1 : len(gains) + 1] - costs[0])
-        most = int(np.argmax(profit))
-        return most + 1 if profit[most] > 0.0 else 0
-
-    def _gains(self, candidates: Candidates, worths: Floats) -> Floats:
-        """What each further node adds to the goal, in tokens, worthiest first."""
-        if self._exponent == 1.0:
-            return -np.sort(-worths[worths > LEAST_WORTH])
-        order = np.lexsort((-worths, candidates.owner))
-        order = order[worths[order] > LEAST_WORTH]
-        owner = candidates.owner[order]
-        total = np.cumsum(worths[order])
-        starts = np.flatnonzero(np.r_[True, owner[1:] != owner[:-1]])
-        before = total - worths[order]
-        speeds = 1.0 + total - np.repeat(before[starts], np.diff(np.r_[starts, len(owner)]))
-        utility = _utility(speeds, self._exponent) - _utility(
-            speeds - worths[order], self._exponent
-        )
-        gains: Floats = -np.sort(-utility)
-        return gains
-
-    def _values(
-        self, candidates: Candidates, is_chosen: NDArray[np.bool_], profit: Floats
-    ) -> tuple[Floats, Floats]:
-        """Tokens beyond their price that each drafter's chosen nodes promise.
-
-        A node that several guessed is the cheapest one's: the others need not have been asked.
-        Returns these [requests, drafters], and of all requests by level [drafters, NUM_LEVELS].
-        """
-        values = np.zeros((len(candidates.trees), len(self._drafters)))
-        by_level = np.zeros((len(self._drafters), NUM_LEVELS))
-        chosen = np.flatnonzero(is_chosen)
-        if len(chosen):
-            drafters = self.acceptance.cheapest(self._by_cost(), chosen)
-            profit = profit.take(chosen)
-            np.add.at(values, (candidates.owner.take(chosen), drafters), profit)
-            if self._levels:
-                depths = np.minimum(candidates.depths.take(chosen), NUM_LEVELS) - 1
-                np.add.at(by_level, (drafters, depths), profit)
-        return values, by_level
-
-    def _by_cost(self) -> dict[str, tuple[float, int]]:
-        return {
-            name: (self.cost.ask_s(name, 1), index) for index, name in enumerate(self._drafters)
-        }
+    def _cheapest_first(self) -> tuple[int, ...]:
+        """The drafters by what asking each costs; of equal ones the first."""
+        if len(self._drafters) == 1:
+            return (0,)
+        costs = [self.cost.ask_s(name, 1) for name in self._drafters]
+        return tuple(sorted(range(len(costs)), key=costs.__getitem__))
 
     def _learn_asking(
         self, last: _Step, surprises: Sequence[Sequence[str]], times: StepTimes
@@ -279,7 +240,7 @@ class AdaptiveController(Controller):
             for place, (name, asking) in enumerate(asked.items()):
                 if name not in (step.levels or ()):
                     continue
-                value = 0.0 if last.values is None else float(last.values[index, place])
+                value = 0.0 if last.choice is None else float(last.choice.values[index, place])
                 was_on = asking.is_on
                 self._probers[name].observe(value, prices[name], is_probe=not was_on)
                 asking.observe(value, prices[name])
@@ -293,11 +254,12 @@ class AdaptiveController(Controller):
             if num_won[name]:
                 levels_of.forget()
             num_asked = times.num_asked.get(name, 0)
-            if num_asked and last.by_level is not None:
+            if num_asked and last.choice is not None:
                 levels_of.observe(
-                    last.by_level[self._drafters.index(name)] / num_asked,
+                    last.choice.by_level[self._drafters.index(name)] / num_asked,
                     last.deepest,
                     times.draft_s.get(name, 0.0),
+                    num_asked,
                 )
 
     def _reason(self, steps: Sequence[DecodeStep], num_candidates: int, num_nodes: int) -> Reason:
@@ -322,14 +284,6 @@ class AdaptiveController(Controller):
 
 
 MAX_DEPTH = DraftLimits.max_depth
-
-
-def _utility(speeds: Floats, exponent: float) -> Floats:
-    """Power utility, scaled so that its slope at 1 is 1."""
-    if abs(exponent) < 1e-6:
-        return np.log(speeds)
-    utility: Floats = (speeds**exponent - 1.0) / exponent
-    return utility
 
 
 @dataclass
@@ -358,6 +312,9 @@ class _Step:
     num_nodes: int = 0
     price: float = 0.0
     plain_s: float = 1.0
-    values: Floats | None = None
-    by_level: Floats | None = None
-    deepest: int = 0
+    choice: Choice | None = None
+
+    @property
+    def deepest(self) -> int:
+        """The deepest level of its candidates."""
+        return 0 if self.choice is None else self.choice.deepest

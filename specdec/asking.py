@@ -7,17 +7,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-VALUE_RATE = 0.15  # of the running mean of what asking brings a request
-PROBE_RATE = 0.4  # of the same by a probe, which must tell more
-COMMON_RATE = 0.03  # of the same over all requests, where new ones start
+COMMON_RATE = 0.03  # of the running mean of what asking brings, over all requests
 NUM_FIRST = 8  # asks of a drafter before it can be judged
 LEAST_PRICE = 0.004  # tokens; asking that brings less is not worth the bookkeeping
-STOP, RESUME = -0.1, 0.2  # profit per price: below the one asking ends, above the other it resumes
+PATIENCE = 10.0  # asks' price that may be lost before asking ends
+RESUME = 1.0  # and that a probe must win to begin it again
 FIRST_PROBE, LAST_PROBE = 4, 128  # steps between two probes; doubled after each that fails
 PROBE_SHARE = 0.002  # tokens per step that probing may cost
 LEVEL_RATE = 0.1
-EXPLORE_EVERY = 16  # asks; then one level more than pays is drafted
-NUM_DEEP = 4  # first asks, without a limit
+EXPLORE_EVERY = 24  # asks; then one level more than pays is drafted
+NUM_DEEP = 4  # requests, of first asks without a limit
 NUM_LEVELS = 32  # that are told apart
 
 
@@ -25,14 +24,15 @@ NUM_LEVELS = 32  # that are told apart
 class Asking:
     """One drafter for one request: asked while what it brings is worth more than it costs.
 
-    `profit` is a running mean per ask, in tokens: what its nodes promise beyond the price of their
-    rows, less what the time of asking is worth.
+    What an ask brings varies, so single ones decide nothing: losses are added up, less what good
+    asks make up for, and where they exceed so many asks' price, asking ends (Page's CUSUM again).
+    A probe that brings that much more than its price begins it again.
 
     Example: `asking.observe(0.0, price=0.1)` again and again ends in `asking.is_due` False.
     """
 
-    profit: float
     is_on: bool
+    loss: float = 0.0  # tokens, in prices
     is_curious: bool = False
 
     @property
@@ -42,10 +42,17 @@ class Asking:
 
     def observe(self, value: float, price: float) -> None:
         """It was asked, brought `value` tokens, and cost as much time as `price` tokens take."""
-        rate = VALUE_RATE if self.is_on else PROBE_RATE
         self.is_curious = False
-        self.profit += rate * (value - price - self.profit)
-        self.is_on = self.profit >= (STOP if self.is_on else RESUME) * price
+        self.loss += 1.0 - value / price
+        was_on = self.is_on
+        if was_on:
+            self.loss = max(0.0, self.loss)
+            self.is_on = self.loss <= PATIENCE
+        else:
+            self.loss = min(0.0, self.loss)
+            self.is_on = self.loss < -RESUME
+        if self.is_on is not was_on:
+            self.loss = 0.0
 
 
 @dataclass
@@ -59,6 +66,7 @@ class Prober:
     profit: float = 0.0
     is_on: bool = True
     num_asked: int = 0
+    num_judged: int = 0  # asks since the load changed
     num_probes: int = 0
     interval: int = FIRST_PROBE
     wait: int = FIRST_PROBE
@@ -68,17 +76,25 @@ class Prober:
         """Whether the next step asks where it is off."""
         return self.wait <= 0
 
+    def restart(self) -> None:
+        """The load has changed, and with it what asking is worth."""
+        self.num_judged = 0
+        self.is_on = True
+        self.profit = 0.0
+        self.interval = self.wait = FIRST_PROBE
+
     def start(self) -> Asking:
         """How a new request begins."""
-        return Asking(self.profit, self.is_on)
+        return Asking(self.is_on)
 
     def observe(self, value: float, price: float, *, is_probe: bool) -> None:
         """One request was asked."""
         self.num_asked += 1
+        self.num_judged += 1
         self.num_probes += is_probe
-        rate = max(COMMON_RATE, 1.0 / self.num_asked)
+        rate = max(COMMON_RATE, 1.0 / self.num_judged)
         self.profit += rate * (value - price - self.profit)
-        self.is_on = self.num_asked < NUM_FIRST or self.profit > 0.0
+        self.is_on = self.num_judged < NUM_FIRST or self.profit > 0.0
 
     def step(self, *, num_off: int, num_won: int, price: float) -> None:
         """A step is over that probed `num_off` requests, `num_won` of them with success."""
@@ -105,12 +121,16 @@ class Levels:
     num_asks: int = 0
     pass_s: float = 0.0
     usual: int = 1  # the last level that pays, without what is explored
+    _num_seen: int = 0  # requests
     _values: NDArray[np.float64] = field(default_factory=lambda: np.zeros(NUM_LEVELS))
     _ages: NDArray[np.float64] = field(default_factory=lambda: np.zeros(NUM_LEVELS))  # in asks
 
-    def observe(self, values: NDArray[np.float64], num_levels: int, seconds: float) -> None:
+    def observe(
+        self, values: NDArray[np.float64], num_levels: int, seconds: float, num_asked: int
+    ) -> None:
         """An ask drafted `num_levels` passes in `seconds`; values: tokens per request, by level."""
         self.num_asks += 1
+        self._num_seen += num_asked
         num_levels = min(max(num_levels, 1), NUM_LEVELS)
         rate = max(LEVEL_RATE, 1.0 / self.num_asks)
         self.pass_s += rate * (seconds / num_levels - self.pass_s)
@@ -121,7 +141,7 @@ class Levels:
 
     def deepest(self, price: float, num_asked: int) -> int:
         """The last level that pays a pass, which costs `price` tokens, for so many requests."""
-        if self.num_asks < NUM_DEEP:
+        if self._num_seen < NUM_DEEP:
             return NUM_LEVELS
         pays = self._values * num_asked > price
         depth = NUM_LEVELS if pays.all() else max(1, int(np.argmin(pays)))

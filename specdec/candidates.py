@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, compress
+from itertools import chain, compress, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from specdec.tree import DraftTree
 
 Ints = NDArray[np.intp]
+Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
 
@@ -21,8 +22,7 @@ class Candidates:
 
     `first[t]` is the place of tree t's root and `first[-1]` is N; `owner[i]` is the tree of node i
     and `parents[i]` its parent's place (a root's is its own). `ranks` are among siblings, in the
-    order in which they were drafted. `jumps` are the parents, the parents' parents, and so
-    on in powers of two, until all are roots.
+    order in which they were drafted.
 
     Example: `Candidates.of(trees).along_paths(acceptance)` multiplies from the roots down.
     """
@@ -32,7 +32,6 @@ class Candidates:
     owner: Ints
     parents: Ints
     depths: Ints
-    jumps: Sequence[Ints]
 
     @classmethod
     def of(cls, trees: Sequence[DraftTree]) -> Candidates:
@@ -55,14 +54,11 @@ class Candidates:
             roots = first[:-1]
             parents[roots] = roots
             depths[roots] = 0
-        jumps = [parents]
-        depths += depths.take(parents)
-        reach = 2
+        jump, reach = parents, 1  # that many levels up, or the root
         while depths.max() >= reach:
-            jumps.append(jumps[-1].take(jumps[-1]))
-            depths += depths.take(jumps[-1])
-            reach *= 2
-        return cls(trees, first, owner, parents, depths, jumps)
+            depths += depths.take(jump)
+            jump, reach = jump.take(jump), 2 * reach
+        return cls(trees, first, owner, parents, depths)
 
     @property
     def num_nodes(self) -> int:
@@ -76,7 +72,7 @@ class Candidates:
         parents = self.parents.copy()
         parents[self.first[:-1]] = num_nodes  # a root is nobody's child
         places = np.arange(num_nodes)
-        first_child = np.empty(num_nodes + 1, dtype=np.intp)
+        first_child = np.full(num_nodes + 1, -1)
         first_child[parents[::-1]] = places[::-1]  # of several writes the last one stays
         ranks = np.full(num_nodes, 2)
         ranks[first_child[:-1].take(self.parents) == places] = 0
@@ -96,64 +92,56 @@ class Candidates:
 
     def along_paths(self, conditional: Floats) -> Floats:
         """Products of `conditional` from the root to each node; the roots' must be 1."""
-        worths = conditional.copy()
-        for jump in self.jumps:
-            worths *= worths.take(jump)
-        return worths
+        worths = conditional.tolist()
+        for node, parent in enumerate(self.parents.tolist()):
+            if parent != node:
+                worths[node] *= worths[parent]
+        return np.array(worths)
 
-    def pick(self, is_chosen: NDArray[np.bool_], worths: Floats) -> list[DraftTree]:
+    def pick(self, is_chosen: Bools, worths: Floats) -> list[DraftTree]:
         """The trees of the chosen nodes; a node's parent must be chosen with it (or be a root).
 
         A drafter lays its likeliest path first, so that committing it moves nothing; trees that
         were joined are laid anew, by `worths`.
         """
-        if not is_chosen.any():
-            return [DraftTree.root_only(tree.token_ids[0]) for tree in self.trees]
-        is_kept = is_chosen.copy()
-        is_kept[self.first[:-1]] = True
-        places = np.cumsum(is_kept) - 1
-        firsts = places.take(self.first[:-1])
-        parents = (places.take(self.parents) - firsts.take(self.owner))[is_kept].tolist()
-        bounds, starts = self.first.tolist(), [*firsts.tolist(), len(parents)]
-        mask = is_kept.tobytes()
-        picked = []
-        for index, tree in enumerate(self.trees):
-            first, end = starts[index], starts[index + 1]
-            if end - first == tree.num_nodes and _is_of_one_drafter(tree):
-                picked.append(tree)
-            elif end - first == 1 or tree.draft_probs is not None:
-                # Siblings that were drawn together are verified together or not at all.
-                picked.append(DraftTree.root_only(tree.token_ids[0]))
-            else:
-                own = mask[bounds[index] : bounds[index + 1]]
-                parents[first] = -1
-                kept = DraftTree(
-                    tuple(compress(tree.token_ids, own)),
-                    tuple(parents[first:end]),
-                    tuple(compress(tree.scores, own)),
-                    tuple(compress(tree.sources, own)),
-                )
-                if not (kept.is_chain or _is_of_one_drafter(tree)):
-                    order = worths[bounds[index] : bounds[index + 1]].tolist()
-                    kept = _likeliest_first(kept, tuple(compress(order, own)))
-                picked.append(kept)
-        return picked
+        mask, bounds = is_chosen.tobytes(), pairwise(self.first.tolist())
+        return [
+            _picked(tree, mask[start:end], worths[start:end])
+            for tree, (start, end) in zip(self.trees, bounds, strict=True)
+        ]
 
 
-def _likeliest_first(tree: DraftTree, worths: Sequence[float]) -> DraftTree:
-    order = sorted(range(1, tree.num_nodes), key=lambda node: -worths[node])
-    order.insert(0, 0)
-    place = {node: index for index, node in enumerate(order)}
-    place[-1] = -1
-    return DraftTree.depth_first(
-        [tree.token_ids[node] for node in order],
-        [place[tree.parents[node]] for node in order],
-        [tree.scores[node] for node in order],
-        [tree.sources[node] for node in order],
-    )
-
-
-def _is_of_one_drafter(tree: DraftTree) -> bool:
-    """Its drafter laid it as it should be; a joined one lies as it happened."""
+def is_mixed(tree: DraftTree) -> bool:
+    """Whether its nodes have several sources; such a tree was joined and lies as it happened."""
     sources = tree.sources
-    return sources.count(sources[-1]) == len(sources) - 1
+    return sources.count(sources[-1]) < len(sources) - 1
+
+
+def _picked(tree: DraftTree, mask: bytes, worths: Floats) -> DraftTree:
+    """The tree of the nodes where the mask is 1, which it need not be for the root."""
+    count = mask.count(1, 1)
+    if count == tree.num_nodes - 1 and not is_mixed(tree):
+        return tree
+    if count == 0 or tree.draft_probs is not None:
+        # Siblings that were drawn together are verified together or not at all.
+        return DraftTree.root_only(tree.token_ids[0])
+    nodes = compress(range(1, tree.num_nodes), mask[1:])
+    if not is_mixed(tree):
+        return DraftTree(*_columns(tree, [0, *nodes]))
+    order = worths.tolist()
+    likeliest_first = sorted(nodes, key=lambda node: -order[node])
+    return DraftTree.depth_first(*_columns(tree, [0, *likeliest_first]))
+
+
+def _columns(
+    tree: DraftTree, nodes: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...], tuple[tuple[str, ...], ...]]:
+    """Tokens, parents, scores and sources of some nodes of a tree."""
+    place = {node: index for index, node in enumerate(nodes)}
+    place[-1] = -1
+    return (
+        tuple([tree.token_ids[node] for node in nodes]),
+        tuple([place[tree.parents[node]] for node in nodes]),
+        tuple([tree.scores[node] for node in nodes]),
+        tuple([tree.sources[node] for node in nodes]),
+    )

@@ -9,13 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from specdec.acceptance import Acceptance
-from specdec.candidates import Candidates, Floats
 from specdec.commit import VerifiedStep
 from specdec.decision import Decision, Reason, StepTimes
 from specdec.limits import DraftLimits
+from specdec.native_choice import make_chooser
 from specdec.plan import StepPlan
 from specdec.request import Request
 from specdec.step_cost import StepCost
@@ -106,6 +104,7 @@ class FixedBudget(Controller):
     def __init__(self, node_budget: int, cost: StepCost | None = None) -> None:
         super().__init__(node_budget)
         self._cost = cost
+        self._chooser = make_chooser(self.acceptance)
         self._is_estimated = False
 
     def limits(self, requests: Iterable[Request]) -> dict[str, DraftLimits]:
@@ -122,9 +121,8 @@ class FixedBudget(Controller):
         trees = list(candidates)
         self._is_estimated = not _fits(plan, trees)
         if self._is_estimated:
-            flat = Candidates.of(trees)
-            worths = allowed_worths(plan, flat, self.acceptance.estimate(steps, flat))
-            trees = flat.pick(best(worths, _room(plan, flat)), worths)
+            room = num_offered if plan.node_room is None else plan.node_room
+            trees = self._chooser.choose(plan, trees, room, stakes=None).trees
         num_nodes = sum(tree.num_nodes - 1 for tree in trees)
         num_rows = num_nodes + len(steps) + plan.num_prefill
         self._decide(
@@ -146,48 +144,9 @@ class FixedBudget(Controller):
     def observe(self, verified: Sequence[VerifiedStep], times: StepTimes) -> None:
         """See Controller."""
         if self._is_estimated:
-            self.acceptance.observe([item.verdict.token_ids for item in verified])
+            self._chooser.observe([item.verdict.token_ids for item in verified])
         if verified:
             self._close(sum(len(item.records) for item in verified), times.total_s)
-
-
-def allowed_worths(plan: StepPlan, candidates: Candidates, conditional: Floats) -> Floats:
-    """P(accepted) of each node [N]; 0 where it must not be verified, for roots too.
-
-    Nodes that are too deep are out, and those beyond the best `node_budget` of a step.
-    """
-    worths = candidates.along_paths(conditional)
-    worths[candidates.first[:-1]] = 0.0
-    bounds = candidates.first.tolist()
-    for index, step in enumerate(plan.decode_steps):
-        own = worths[bounds[index] : bounds[index + 1]]
-        if step.max_depth < len(own) - 1:
-            own[candidates.depths[bounds[index] : bounds[index + 1]] > step.max_depth] = 0.0
-        if len(own) - 1 > step.node_budget:
-            own[~best(own, step.node_budget)] = 0.0
-    return worths
-
-
-def best(worths: Floats, count: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Whether each node is among the `count` worthiest; of equal ones the first drafted are.
-
-    A node is worth less than its parent, so with it its parent is taken too.
-    """
-    if count <= 0:
-        return np.zeros(len(worths), dtype=bool)
-    least = float(np.sort(worths)[-min(count, len(worths))])
-    is_taken: np.ndarray[Any, np.dtype[np.bool_]] = worths >= max(least, _TINY)
-    surplus = int(np.count_nonzero(is_taken)) - count
-    if surplus > 0:
-        is_taken[np.flatnonzero(worths == least)[-surplus:]] = False
-    return is_taken
-
-
-_TINY = float(np.finfo(np.float64).tiny)
-
-
-def _room(plan: StepPlan, candidates: Candidates) -> int:
-    return candidates.num_nodes if plan.node_room is None else plan.node_room
 
 
 def _fits(plan: StepPlan, trees: Sequence[DraftTree]) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specdec import checkpoints, noise
+from specdec import checkpoints, native_choice, noise
 from specdec.builtin_model import cache_folder
 from specdec.config import EngineConfig, WeightPrecision
 from specdec.errors import UsageError
@@ -91,6 +91,8 @@ def load_target(
     """
     device = _device(config.device)
     library = native_forward(config, model_config)
+    # The choice of nodes is on the CPU whatever runs the forward; it is not worth a compilation.
+    native_choice.use_native(library or native_library.compiled(cache_folder() / "native"))
     if library is not None:
         noise.use_native(library)
         # What PyTorch still does between forwards is small. Its own threads would go on spinning

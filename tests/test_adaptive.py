@@ -236,4 +236,4 @@ def test_a_request_that_ended_leaves_nothing() -> None:
     control.run(3)
     for each in requests:
         controller.release(each)
-    assert controller._asked == {} and controller.acceptance._own._slots == {}
+    assert controller._asked == {} and controller.acceptance.own.slots == {}

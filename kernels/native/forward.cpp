@@ -1,9 +1,9 @@
 // The target forward on a CPU, and its weights' packing, behind a C interface.
 #include <algorithm>
 #include <chrono>
-#include <memory>
 
 #include "attention.hpp"
+#include "learning.hpp"
 #include "noise.hpp"
 
 namespace specdec {
@@ -264,10 +264,17 @@ void specdec_gumbel_of(
     gumbel_of(seed, positions, ids, count, out);
 }
 
+// Which draft nodes to verify, and what became of them.
+void specdec_choose(const Acceptance *known, Choice *choice) { choose(*known, *choice); }
+void specdec_learn(Acceptance *known, const Choice *choice, const int32_t *came) {
+    learn(*known, *choice, came);
+}
+
 // So that the caller can prove that it states the same structures: bytes of one by number.
 int32_t specdec_struct_bytes(int32_t number) {
     const size_t sizes[] = {
-        sizeof(Linear), sizeof(Layer), sizeof(Model), sizeof(Cache), sizeof(Segment), sizeof(Step)
+        sizeof(Linear), sizeof(Layer), sizeof(Model), sizeof(Cache), sizeof(Segment), sizeof(Step),
+        sizeof(Acceptance), sizeof(Choice), sizeof(Tree), sizeof(Node)
     };
     return (int32_t)sizes[number];
 }

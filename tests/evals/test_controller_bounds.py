@@ -53,7 +53,7 @@ def steady_cases() -> Iterator[object]:
             batch = BATCH_SIZES[(row + column) % len(BATCH_SIZES)]
             yield pytest.param(machine, served, batch, id=name(machine, served, batch))
     for machine, served in (
-        (memory_bound(), populations.copying()),
+        (memory_bound(), populations.chat()),
         (compute_bound(0.03), populations.mixed()),
     ):
         yield pytest.param(machine, served, 512, id=name(machine, served, 512))
