@@ -31,7 +31,7 @@ from specdec.tree import DraftTree
 
 MARGIN = 1.03  # on the price of rows: estimates err, and the best of many errs upwards
 SPEED_DECAY = 0.97  # of the running speed-up, per step
-NUM_NEW, COST_EVERY = 256, 3  # costs are learned from every step at first, then from some
+NUM_NEW, COST_EVERY = 64, 4  # costs are learned from every step at first, then from some
 COSTS_AGE = 16  # steps for which costs that were read are used
 CONTEXT_BITS, ROW_STEP = 7, 64  # within 128 tokens of context, for multiples of 64 rows
 

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 COMMON_RATE = 0.03  # of the running mean of what asking brings, over all requests
 NUM_FIRST = 8  # asks of a drafter before it can be judged
 LEAST_PRICE = 0.004  # tokens; asking that brings less is not worth the bookkeeping
-PATIENCE = 10.0  # asks' price that may be lost before asking ends
+PATIENCE = (3.0, 10.0)  # asks' price, least and most, that may be lost before asking ends
+MOST_LOSS = 0.8  # tokens of a request; in between, so much may be lost
 RESUME = 1.0  # and that a probe must win to begin it again
 FIRST_PROBE, LAST_PROBE = 4, 128  # steps between two probes; doubled after each that fails
 PROBE_SHARE = 0.002  # tokens per step that probing may cost
@@ -47,7 +48,8 @@ class Asking:
         was_on = self.is_on
         if was_on:
             self.loss = max(0.0, self.loss)
-            self.is_on = self.loss <= PATIENCE
+            least, most = PATIENCE
+            self.is_on = self.loss <= min(max(MOST_LOSS / price, least), most)
         else:
             self.loss = min(0.0, self.loss)
             self.is_on = self.loss < -RESUME

@@ -11,7 +11,7 @@ import numpy as np
 
 from specdec.acceptance import Acceptance
 from specdec.asking import NUM_LEVELS
-from specdec.candidates import Bools, Candidates, Floats
+from specdec.candidates import Bools, Candidates, Floats, Ints
 from specdec.counts import MAX_SOURCES
 from specdec.plan import StepPlan
 from specdec.tree import DraftTree
@@ -40,7 +40,7 @@ class Choice(NamedTuple):
     """What is verified. The arrays hold until the next choice.
 
     `trees` are the chosen nodes by request, `num_nodes` their number without roots, `worth` the
-    tokens expected of them. `values` [requests, drafters] are the tokens beyond their price that
+    tokens expected of them. `values` [requests, drafters] are tokens beyond their rows' price that
     each drafter's chosen nodes promise, and `by_level` [drafters, NUM_LEVELS] those of all requests
     by depth; a node that several guessed is the cheapest one's, for the others need not have been
     asked. `deepest` is the deepest level of any candidate.
@@ -78,22 +78,25 @@ class Chooser:
         candidates = Candidates.of(trees)
         expected = self.acceptance.estimate(plan.decode_steps, candidates)
         worths = allowed_worths(plan, candidates, expected)
-        gains, num_nodes, row_price = worths, room, 0.0
+        gains, num_nodes = worths, room
         if stakes is not None:
             costs = stakes.costs[len(trees) :]
             gains = find_gains(candidates, worths, stakes.exponent)
             num_nodes = count_paying(gains, room, costs, stakes.margin * stakes.price)
-            row_price = float(costs[num_nodes] - costs[0]) / max(1, num_nodes) * stakes.price
             self._find_cheapest(stakes.cheapest_first)
         is_chosen = best(gains, num_nodes)
         chosen = np.flatnonzero(is_chosen)
         values = np.zeros((len(trees), len(self._drafters)))
         by_level = np.zeros((len(self._drafters), NUM_LEVELS))
         if self._drafters:
+            owner = candidates.owner[chosen]
+            profit = worths[chosen]
+            if stakes is not None:
+                profit = profit - row_prices(owner, len(trees), costs, stakes.price)[owner]
             drafters = self._cheapest[self.acceptance.last_sources[chosen]]
             depths = np.minimum(candidates.depths[chosen], NUM_LEVELS) - 1
-            np.add.at(values, (candidates.owner[chosen], drafters), worths[chosen] - row_price)
-            np.add.at(by_level, (drafters, depths), worths[chosen] - row_price)
+            np.add.at(values, (owner, drafters), profit)
+            np.add.at(by_level, (drafters, depths), profit)
         return Choice(
             trees=candidates.pick(is_chosen, worths),
             num_nodes=len(chosen),
@@ -172,6 +175,16 @@ def count_paying(gains: Floats, room: int, costs: Floats, price: float) -> int:
     profit = np.cumsum(likeliest) - price * (costs[1 : len(likeliest) + 1] - costs[0])
     most = int(np.argmax(profit))
     return most + 1 if profit[most] > 0.0 else 0
+
+
+def row_prices(owner: Ints, num_trees: int, costs: Floats, price: float) -> Floats:
+    """What a row of each tree costs, in tokens: the time that leaving them out saves. [trees]
+
+    owner: the tree of each chosen node. Where rows grow cheaper, that is less than the mean.
+    """
+    counts = np.bincount(owner, minlength=num_trees)
+    saved: Floats = costs[len(owner)] - costs[len(owner) - counts]
+    return saved / np.maximum(1, counts) * price
 
 
 def _utilities(speeds: Floats, exponent: float) -> list[float]:

@@ -34,8 +34,8 @@ from specdec.model_runner import ModelRunner
 from specdec.step_cost import StepCost
 
 _CHECK_SECONDS = 0.3  # for a look at whether a cached table still holds
-_SAME_SCALE = 1.5  # a machine whose forwards take up to so many times as long is the same, slower
-_SAME_SHAPE = 1.25  # how much the ratio of many rows to few may differ
+_SAME_SCALE = 3.0  # a machine whose forwards take up to so many times as long is the same, busier
+_SAME_SHAPE = 1.5  # how much the ratio of many rows to few may differ; steps learn the rest
 _CHECK_ROWS = 16
 _LONG_CONTEXT = 4096
 _MANY_REQUESTS = 8

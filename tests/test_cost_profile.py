@@ -293,11 +293,11 @@ def test_a_full_disk_leaves_nothing_behind(cache: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("other", "is_same"),
     [
-        (lambda n, c, r: 1.4 * machine_curve(n, c, r), True),
-        (lambda n, c, r: 1.6 * machine_curve(n, c, r), False),
-        (lambda n, c, r: machine_curve(n, c, r) / 1.6, False),
-        (lambda n, c, r: machine_curve(n, c, r) * (1.3 if r > 4 else 1), False),
-        (lambda n, c, r: machine_curve(n, c, r) / (1.3 if r > 4 else 1), False),
+        (lambda n, c, r: 2.8 * machine_curve(n, c, r), True),
+        (lambda n, c, r: 3.3 * machine_curve(n, c, r), False),
+        (lambda n, c, r: machine_curve(n, c, r) / 3.3, False),
+        (lambda n, c, r: machine_curve(n, c, r) * (1.6 if r > 4 else 1), False),
+        (lambda n, c, r: machine_curve(n, c, r) / (1.6 if r > 4 else 1), False),
     ],
 )
 def test_a_machine_that_differs_is_measured_again(other: Curve, is_same: bool) -> None:

@@ -190,10 +190,18 @@ inline int count_paying(const Choice &choice, int num_nodes, std::vector<double>
 
 // What the chosen nodes promise, and whose they are.
 inline void add_up(Choice &choice, int num_nodes) {
-    double row_price = 0.0;
-    if (choice.costs) {
-        const int count = choice.num_nodes;
-        row_price = (choice.costs[count] - choice.costs[0]) / std::max(1, count) * choice.price;
+    // What a row of each tree costs, in tokens: the time that leaving all of them out saves.
+    std::vector<int> kept(choice.num_trees, 0);
+    std::vector<double> row_prices(choice.num_trees, 0.0);
+    int count = 0;
+    for (int i = 0; i < num_nodes; i++) {
+        if (!choice.nodes[i].is_chosen) continue;
+        kept[choice.nodes[i].tree]++;
+        count++;
+    }
+    for (int t = 0; choice.costs && t < choice.num_trees; t++) {
+        const double saved = choice.costs[count] - choice.costs[count - kept[t]];
+        row_prices[t] = saved / std::max(1, kept[t]) * choice.price;
     }
     std::fill_n(choice.values, choice.num_trees * choice.num_drafters, 0.0);
     std::fill_n(choice.by_level, choice.num_drafters * choice.num_levels, 0.0);
@@ -207,7 +215,7 @@ inline void add_up(Choice &choice, int num_nodes) {
         if (!choice.num_drafters) continue;
         const int drafter = choice.cheapest[node.source];
         const int level = std::min(node.depth, choice.num_levels) - 1;
-        const double profit = node.worth - row_price;
+        const double profit = node.worth - row_prices[node.tree];
         choice.values[node.tree * choice.num_drafters + drafter] += profit;
         choice.by_level[drafter * choice.num_levels + level] += profit;
     }
