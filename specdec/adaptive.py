@@ -11,7 +11,7 @@ No node at all is one of the choices, and asking no drafter another: docs/contro
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,7 @@ from specdec.request import Request
 from specdec.step_cost import StepCost
 from specdec.tree import DraftTree
 
-MARGIN = 1.03  # on the price of rows: estimates err, and the best of many errs upwards
+MARGIN = 1.06  # on the price of rows: estimates err, and the best of many errs upwards
 SPEED_DECAY = 0.97  # of the running speed-up, per step
 NUM_NEW, COST_EVERY = 64, 4  # costs are learned from every step at first, then from some
 COSTS_AGE = 16  # steps for which costs that were read are used
@@ -71,6 +71,7 @@ class AdaptiveController(Controller):
         self._speeds: defaultdict[int, _Speed] = defaultdict(_Speed)  # by load
         self._last = _Step()
         self._known_costs: dict[tuple[int, int, int], tuple[int, Floats]] = {}
+        self._known_asks: dict[int, tuple[int, _Asks]] = {}  # by number of requests
 
     def limits(self, requests: Iterable[Request]) -> dict[str, DraftLimits]:
         """See Controller."""
@@ -94,7 +95,7 @@ class AdaptiveController(Controller):
         price = self._speeds[self._load].up * num_requests / plain_s  # tokens per second
         trees, num_nodes, worth, choice = list(candidates), 0, 0.0, None
         if num_candidates:
-            stakes = Stakes(costs, price, MARGIN, self._exponent, self._cheapest_first())
+            stakes = Stakes(costs, price, MARGIN, self._exponent, self._asks(num_requests).order)
             choice = self._chooser.choose(plan, candidates, room, stakes)
             trees, num_nodes, worth = choice.trees, choice.num_nodes, choice.worth
         self._last = _Step(plan, context, num_nodes, price, plain_s, choice)
@@ -207,32 +208,34 @@ class AdaptiveController(Controller):
             for name, levels in self._levels.items()
         }
 
-    def _ask_s(self, name: str, num_asked: int) -> float:
-        """Seconds of asking a drafter for so many requests, as deep as it was asked last."""
+    def _asks(self, num_requests: int) -> _Asks:
+        """What asking costs; read anew now and then, as `_costs` are."""
+        age, asks = self._known_asks.get(num_requests, (COSTS_AGE, None))
+        if asks is None or age >= COSTS_AGE:
+            if len(self._known_asks) > COSTS_AGE:
+                self._known_asks.clear()
+            age, asks = 0, _Asks(self.cost, self._drafters, num_requests)
+        self._known_asks[num_requests] = (age + 1, asks)
+        return asks
+
+    def _ask_price(self, name: str, asks: _Asks) -> float:
+        """Tokens per request that asking a drafter costs, as deep as it was asked last."""
         levels = self._levels.get(name)
         if levels is None:
-            return self.cost.ask_s(name, num_asked)
-        return levels.pass_s * min(self._last.deepest, levels.usual)
-
-    def _cheapest_first(self) -> tuple[int, ...]:
-        """The drafters by what asking each costs; of equal ones the first."""
-        if len(self._drafters) == 1:
-            return (0,)
-        costs = [self.cost.ask_s(name, 1) for name in self._drafters]
-        return tuple(sorted(range(len(costs)), key=costs.__getitem__))
+            seconds = asks.seconds[name]
+        else:
+            seconds = levels.pass_s * min(self._last.deepest, levels.usual) / asks.num_requests
+        return max(LEAST_PRICE, self._last.price * seconds)
 
     def _learn_asking(
         self, last: _Step, surprises: Sequence[Sequence[str]], times: StepTimes
     ) -> None:
         """What each drafter brought to each request that it was asked for."""
         assert last.plan is not None
-        num_requests = len(last.plan.decode_steps)
-        prices = {
-            name: max(LEAST_PRICE, last.price * self._ask_s(name, num_requests) / num_requests)
-            for name in self._drafters
-        }
-        num_off: Counter[str] = Counter()
-        num_won: Counter[str] = Counter()
+        asks = self._asks(len(last.plan.decode_steps))
+        prices = {name: self._ask_price(name, asks) for name in self._drafters}
+        num_off = dict.fromkeys(self._drafters, 0)
+        num_won = dict.fromkeys(self._drafters, 0)
         for index, step in enumerate(last.plan.decode_steps):
             asked = self._asked.get(step.request.request_id)
             if asked is None or not step.node_budget:
@@ -284,6 +287,16 @@ class AdaptiveController(Controller):
 
 
 MAX_DEPTH = DraftLimits.max_depth
+
+
+class _Asks:
+    """What asking costs: seconds per request, and the drafters' places, the cheapest first."""
+
+    def __init__(self, cost: StepCost, drafters: Sequence[str], num_requests: int) -> None:
+        self.num_requests = num_requests
+        self.seconds = {n: cost.ask_s(n, num_requests) / num_requests for n in drafters}
+        costs = [cost.ask_s(name, 1) for name in drafters]
+        self.order = tuple(sorted(range(len(costs)), key=costs.__getitem__))
 
 
 @dataclass

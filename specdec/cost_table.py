@@ -14,6 +14,7 @@ from specdec.cuda_graphs import ROW_BUCKETS, row_bucket
 
 # Tokens per request, its mean over a step. Shorter contexts cost as the first one does.
 CONTEXTS = (512, 2048, 8192, 32768, 131072)
+_CPU_POINTS = (17, 20, 28, 33, 36, 40, 56, 80)
 MIN_SECONDS, MAX_SECONDS = 1e-9, 1e5  # of one forward: what lies outside is no measurement
 
 Curve = Callable[[int, int, int], float]  # num_requests, context, num_rows -> seconds
@@ -120,9 +121,13 @@ class CostTable:
 def row_points(max_rows: int, *, is_staircase: bool, row_multiple: int) -> tuple[int, ...]:
     """Numbers of rows to know the cost of: row buckets, and doublings of the largest above them.
 
-    Example: `row_points(20, is_staircase=False, row_multiple=1) == (1, 2, 4, 8, 12, 16, 24)`.
+    A CPU's forward has steps of its own between them, so there more points are told apart.
+
+    Example: `row_points(20, is_staircase=True, row_multiple=1) == (1, 2, 4, 8, 12, 16, 24)`.
     """
     points = [bucket for bucket in ROW_BUCKETS if bucket % row_multiple == 0]
+    if not is_staircase:
+        points = sorted({*points, *_CPU_POINTS})
     if is_staircase and max_rows > ROW_BUCKETS[-1]:
         # Steps beyond the buckets are not recorded but launched, which is a stair of its own.
         points.append(row_bucket(ROW_BUCKETS[-1] + 1, row_multiple))

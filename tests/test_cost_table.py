@@ -23,7 +23,8 @@ def test_row_points() -> None:
         return row_points(max_rows, **{"is_staircase": False, "row_multiple": 1, **settings})
 
     assert points(1) == (1, 2)
-    assert points(20) == (1, 2, 4, 8, 12, 16, 24)
+    assert points(20, is_staircase=True) == (1, 2, 4, 8, 12, 16, 24)
+    assert points(20) == (1, 2, 4, 8, 12, 16, 17, 20)
     assert points(1000)[-4:] == (192, 256, 512, 1024)
     pinned = points(500, is_staircase=True, row_multiple=64)
     assert pinned == (64, 128, 192, 256, 320, 512)
