@@ -13,12 +13,12 @@ Model = Annotated[str, typer.Option(help="Folder of safetensors, hub id, or the 
 Drafter = Annotated[
     str, typer.Option(help="Who guesses, commas between several: docs/drafters.md.")
 ]
-NodeBudget = Annotated[int, typer.Option(help="Most draft nodes per step, 0 = plain decoding.")]
+NodeBudget = Annotated[int, typer.Option(help="Most draft nodes of a request per step, 0 = plain decoding.")]
 Control = Annotated[
     str, typer.Option(help="adaptive: verify as many nodes as pay; fixed: always the budget.")
 ]
 LatencyWeight = Annotated[
-    float, typer.Option(help="Adaptive control: 0 for most tokens in all, 1 for the slowest.")
+    float, typer.Option(help="Adaptive: 0 for most tokens in all, 1 for least mean time per token.")
 ]
 Weights = Annotated[
     str, typer.Option(help="Weights: auto, bf16, fp32, int8 or int4; GPU or torch also fp16.")
