@@ -38,7 +38,7 @@ class EngineConfig:
 
     `control` decides how many of the at most `node_budget` nodes per request are verified:
     adaptive, as many as pay by measured cost and acceptance, or fixed, always all of them.
-    `latency_weight` tells adaptive control what to raise: 0 the tokens per second of the whole
+    `latency_weight` tells adaptive control what to better: 0 the tokens per second of the whole
     batch, 1 the mean time per token over its streams (docs/control.md).
 
     Example: `EngineConfig(drafter="suffix,medusa", node_budget=16)`.

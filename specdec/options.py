@@ -13,7 +13,9 @@ Model = Annotated[str, typer.Option(help="Folder of safetensors, hub id, or the 
 Drafter = Annotated[
     str, typer.Option(help="Who guesses, commas between several: docs/drafters.md.")
 ]
-NodeBudget = Annotated[int, typer.Option(help="Most draft nodes of a request per step, 0 = plain decoding.")]
+NodeBudget = Annotated[
+    int, typer.Option(help="Most draft nodes of a request per step, 0 = plain decoding.")
+]
 Control = Annotated[
     str, typer.Option(help="adaptive: verify as many nodes as pay; fixed: always the budget.")
 ]
