@@ -151,8 +151,9 @@ class Levels:
         if depth == NUM_LEVELS:
             return depth
         first, last = self._values[max(0, depth - 2)], self._values[depth - 1]
-        if self._ages[depth] > EXPLORE_EVERY and last * min(1.0, last / first) * num_asked > price:
-            depth += 1  # it was not seen lately; by the law of the levels above it pays
+        hoped = last * last / max(first, last) if last > 0.0 else 0.0  # as from first to last
+        if self._ages[depth] > EXPLORE_EVERY and hoped * num_asked > price:
+            depth += 1  # it was not seen lately
         return depth + (self.num_asks % EXPLORE_EVERY == 0)
 
     def forget(self) -> None:
