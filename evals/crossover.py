@@ -24,11 +24,10 @@ from specdec.errors import UsageError
 from specdec.evals.closed_loop import ClosedLoop, LoopRun
 from specdec.evals.contender import num_equal
 from specdec.evals.crossover_summary import ADAPTIVE, OFF, Cell, summary
-from specdec.evals.latency import machine
+from specdec.evals.latency import machine, target
 from specdec.evals.progress import progress
 from specdec.evals.workloads import WorkloadSettings, check_kind, workload
-from specdec.loading import LoadedModel, load_model, resolve_precision
-from specdec.native_model import NativeModel
+from specdec.loading import LoadedModel, load_model
 
 
 @dataclass(frozen=True)
@@ -210,12 +209,7 @@ class CrossoverBench:
         return {
             "date": date.today().isoformat(),
             "machine": machine(),
-            "target": {
-                "model": config.model,
-                "weights": resolve_precision(config.weights, model.device),
-                "kv": config.kv,
-                "backend": "native" if isinstance(model, NativeModel) else "torch",
-            },
+            "target": target(config, model),
             "settings": {
                 "concurrency": list(settings.concurrency),
                 "settings": [setting.name for setting in settings.settings],

@@ -33,6 +33,7 @@ from specdec.generation import generate
 from specdec.loading import LoadedModel, load_model, resolve_precision
 from specdec.native_model import NativeModel
 from specdec.params import SamplingParams
+from specdec.target import Target
 
 BASELINE, DRAFTED = "specdec, no drafts", "specdec, ngram"
 
@@ -189,10 +190,7 @@ class LatencyBench:
             "date": date.today().isoformat(),
             "machine": machine(),
             "target": {
-                "model": config.model,
-                "weights": resolve_precision(config.weights, model.device),
-                "kv": config.kv,
-                "backend": "native" if isinstance(model, NativeModel) else "torch",
+                **target(config, model),
                 "threads": self._bandwidth.num_threads,
                 "weight_bytes": floor.weight_bytes,
                 "kv_bytes_per_token": floor.kv_bytes,
@@ -278,6 +276,16 @@ def answer_summary(rounds: Sequence[Mapping[str, Run]]) -> dict[str, Any]:
             f"{side} / {other}": round(ratio_of_rounds(speeds[side], speeds[other]), 2)
             for side, other in pairs
         },
+    }
+
+
+def target(config: EngineConfig, model: Target) -> dict[str, Any]:
+    """What was served."""
+    return {
+        "model": config.model,
+        "weights": resolve_precision(config.weights, model.device),
+        "kv": config.kv,
+        "backend": "native" if isinstance(model, NativeModel) else "torch",
     }
 
 

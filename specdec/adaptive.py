@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from specdec.asking import LEAST_PRICE, Asking, Levels, Prober
 from specdec.candidates import Floats
@@ -32,8 +32,11 @@ from specdec.tree import DraftTree
 MARGIN = 1.06  # on the price of rows: estimates err, and the best of many errs upwards
 SPEED_DECAY = 0.97  # of the running speed-up, per step
 NUM_NEW, COST_EVERY = 64, 4  # costs are learned from every step at first, then from some
-COSTS_AGE = 16  # steps for which costs that were read are used
+COSTS_AGE = 16  # times that costs are used once they were read
 CONTEXT_BITS, ROW_STEP = 7, 64  # within 128 tokens of context, for multiples of 64 rows
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
 
 
 class AdaptiveController(Controller):
@@ -60,7 +63,6 @@ class AdaptiveController(Controller):
         super().__init__(node_budget)
         self.cost = cost
         self._drafters = tuple(drafters)
-        self._sequential = frozenset(sequential)
         exponent = 1.0 - 2.0 * latency_weight
         self._exponent = 0.0 if abs(exponent) < 1e-6 else exponent  # powers lose their digits there
         self._probers = {name: Prober() for name in drafters}
@@ -70,8 +72,8 @@ class AdaptiveController(Controller):
         self._load = 0  # requests at once when all drafters were last given a chance
         self._speeds: defaultdict[int, _Speed] = defaultdict(_Speed)  # by load
         self._last = _Step()
-        self._known_costs: dict[tuple[int, int, int], tuple[int, Floats]] = {}
-        self._known_asks: dict[int, tuple[int, _Asks]] = {}  # by number of requests
+        self._known_costs: _Kept[tuple[int, int, int], Floats] = _Kept()
+        self._known_asks: _Kept[int, _Asks] = _Kept()  # by number of requests
 
     def limits(self, requests: Iterable[Request]) -> dict[str, DraftLimits]:
         """See Controller."""
@@ -173,15 +175,11 @@ class AdaptiveController(Controller):
                 asked[name] = prober.start()
 
     def _costs(self, num_requests: int, context: int, max_rows: int) -> Floats:
-        """Seconds of forwards by rows; they drift slowly, so they are read anew now and then."""
+        """Seconds of forwards by rows, for at least as many as asked for."""
         key = (num_requests, context >> CONTEXT_BITS, -(-max_rows // ROW_STEP))
-        age, costs = self._known_costs.get(key, (COSTS_AGE, None))
-        if costs is None or age >= COSTS_AGE:
-            if len(self._known_costs) > COSTS_AGE:
-                self._known_costs.clear()
-            age, costs = 0, self.cost.forward_s(num_requests, context, key[2] * ROW_STEP)
-        self._known_costs[key] = (age + 1, costs)
-        return costs
+        return self._known_costs.get(
+            key, lambda: self.cost.forward_s(num_requests, context, key[2] * ROW_STEP)
+        )
 
     def _limits(self, request: Request, depths: Mapping[str, int]) -> DraftLimits:
         own = self._own_limits(request)
@@ -209,14 +207,10 @@ class AdaptiveController(Controller):
         }
 
     def _asks(self, num_requests: int) -> _Asks:
-        """What asking costs; read anew now and then, as `_costs` are."""
-        age, asks = self._known_asks.get(num_requests, (COSTS_AGE, None))
-        if asks is None or age >= COSTS_AGE:
-            if len(self._known_asks) > COSTS_AGE:
-                self._known_asks.clear()
-            age, asks = 0, _Asks(self.cost, self._drafters, num_requests)
-        self._known_asks[num_requests] = (age + 1, asks)
-        return asks
+        """What asking costs."""
+        return self._known_asks.get(
+            num_requests, lambda: _Asks(self.cost, self._drafters, num_requests)
+        )
 
     def _ask_price(self, name: str, asks: _Asks) -> float:
         """Tokens per request that asking a drafter costs, as deep as it was asked last."""
@@ -287,6 +281,25 @@ class AdaptiveController(Controller):
 
 
 MAX_DEPTH = DraftLimits.max_depth
+
+
+class _Kept(Generic[Key, Value]):
+    """Values that drift slowly: one is made anew after it was asked for COSTS_AGE times."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Key, tuple[int, Value]] = {}
+
+    def get(self, key: Key, make: Callable[[], Value]) -> Value:
+        """The value of a key, made if there is none or it is too old."""
+        found = self._kept.get(key)
+        if found is not None and found[0] < COSTS_AGE:
+            age, value = found
+        else:
+            if len(self._kept) > COSTS_AGE:
+                self._kept.clear()
+            age, value = 0, make()
+        self._kept[key] = (age + 1, value)
+        return value
 
 
 class _Asks:

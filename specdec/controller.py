@@ -16,7 +16,6 @@ from specdec.limits import DraftLimits
 from specdec.native_choice import make_chooser
 from specdec.plan import StepPlan
 from specdec.request import Request
-from specdec.step_cost import StepCost
 from specdec.tree import DraftTree
 
 NUM_KEPT = 256  # decisions that can be looked at afterwards
@@ -101,9 +100,8 @@ class FixedBudget(Controller):
 
     control = "fixed"
 
-    def __init__(self, node_budget: int, cost: StepCost | None = None) -> None:
+    def __init__(self, node_budget: int) -> None:
         super().__init__(node_budget)
-        self._cost = cost
         self._chooser = make_chooser(self.acceptance)
         self._is_estimated = False
 
