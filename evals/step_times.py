@@ -6,7 +6,7 @@ import random
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from specdec.config import EngineConfig
@@ -62,7 +62,8 @@ class StepBench:
     def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
         self._vocab_size = loaded.model.config.vocab_size
         self._drafter = SizedDrafter(self._vocab_size)
-        self._engine = Engine(config, loaded=loaded, drafter=self._drafter)
+        fixed = replace(config, control="fixed")  # or less than asked for would be verified
+        self._engine = Engine(fixed, loaded=loaded, drafter=self._drafter)
         self._clock = StepClock(self._engine)
 
     def steps(self, context: int, rows: Sequence[int], repeats: int) -> dict[int, list[StepTime]]:

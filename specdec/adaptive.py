@@ -32,7 +32,7 @@ from specdec.tree import DraftTree
 MARGIN = 1.06  # on the price of rows: estimates err, and the best of many errs upwards
 SPEED_DECAY = 0.97  # of the running speed-up, per step
 NUM_NEW, COST_EVERY = 64, 4  # costs are learned from every step at first, then from some
-COSTS_AGE = 16  # times that costs are used once they were read
+COSTS_AGE = 16  # times that costs are used once they were read, at most
 CONTEXT_BITS, ROW_STEP = 7, 64  # within 128 tokens of context, for multiples of 64 rows
 
 Key = TypeVar("Key", bound=Hashable)
@@ -284,21 +284,22 @@ MAX_DEPTH = DraftLimits.max_depth
 
 
 class _Kept(Generic[Key, Value]):
-    """Values that drift slowly: one is made anew after it was asked for COSTS_AGE times."""
+    """Values that drift more and more slowly: one is made anew after it was used once, then after
+    twice as many uses each time, up to COSTS_AGE.
+    """
 
     def __init__(self) -> None:
-        self._kept: dict[Key, tuple[int, Value]] = {}
+        self._kept: dict[Key, tuple[int, int, Value]] = {}  # uses left, of how many, the value
 
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
         """The value of a key, made if there is none or it is too old."""
-        found = self._kept.get(key)
-        if found is not None and found[0] < COSTS_AGE:
-            age, value = found
-        else:
+        left, num_uses, value = self._kept.get(key) or (0, 0, None)
+        if value is None or not left:
             if len(self._kept) > COSTS_AGE:
                 self._kept.clear()
-            age, value = 0, make()
-        self._kept[key] = (age + 1, value)
+            left = num_uses = min(max(1, 2 * num_uses), COSTS_AGE)
+            value = make()
+        self._kept[key] = (left - 1, num_uses, value)
         return value
 
 

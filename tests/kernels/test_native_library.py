@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.kernels import native_library
-from specdec.kernels.native_library import LANES, NativeUnavailable, load
+from specdec.kernels.native_library import LANES, STRUCTS, NativeUnavailable, load
 from specdec.native_weights import FORMATS
 from tests.native_oracle import GROUP, stored
 from tests.native_session import native_library as shared_library
@@ -210,13 +210,17 @@ def test_a_damaged_library_is_not_loaded(tmp_path: Path, compiler: Compiler, dam
     assert said == "loaded\n" if compiler.num_runs == 2 else said.startswith("unavailable: ")
 
 
-@pytest.mark.parametrize("name", ["CLinear", "CLayer", "CModel", "CCache", "CSegment", "CStep"])
+@pytest.mark.parametrize("struct", STRUCTS)
 def test_another_layout_is_refused(
-    tmp_path: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path,
+    compiler: Compiler,
+    monkeypatch: pytest.MonkeyPatch,
+    struct: type[ctypes.Structure],
 ) -> None:
-    fields = [("more", ctypes.c_int64)]
-    larger = type(name, (getattr(native_library, name),), {"_fields_": fields})
-    monkeypatch.setattr(native_library, name, larger)
+    name = struct.__name__
+    larger = type(name, (struct,), {"_fields_": [("more", ctypes.c_int64)]})
+    stated = tuple(larger if other is struct else other for other in STRUCTS)
+    monkeypatch.setattr(native_library, "STRUCTS", stated)
     with pytest.raises(NativeUnavailable, match=rf"lays out {name} in another way$"):
         load(tmp_path / "cache")
 
