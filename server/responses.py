@@ -321,3 +321,6 @@ class HttpError:
                 "code": self.code,
             }
         }
+
+
+BUG = HttpError(500, "the server failed; its log has the details", "server_error")

@@ -14,28 +14,30 @@ import uvicorn
 
 from specdec.config import EngineConfig
 from specdec.errors import UsageError
-from specdec.server.app import Service, create_app
+from specdec.server.app import create_app
 from specdec.server.engine_client import ENGINE_COMMAND, EngineClient
+from specdec.server.service import Service
+from specdec.server.settings import DEFAULTS, ServerSettings
 from specdec.tokenizer import Tokenizer
 
-GRACE_S = 30.0  # how long running answers may go on after the first signal
 GOODBYE_S = 2.0  # how long the error events of those that did not make it may take
 BACKLOG = 2048
 
 
 def serve(
     config: EngineConfig,
+    settings: ServerSettings = DEFAULTS,
     *,
     host: str = "127.0.0.1",
     port: int = 8000,
     served_model_name: str | None = None,
-    grace_s: float = GRACE_S,
     engine_command: Sequence[str] = ENGINE_COMMAND,
 ) -> None:
     """Serve a model over HTTP; returns after SIGTERM or SIGINT.
 
-    On the first signal new requests get 503 and running ones have `grace_s` seconds to finish;
-    what is left then, or at a second signal, ends with an error event. Port 0 takes a free one.
+    On the first signal new requests get 503 and running ones have `settings.grace_s` seconds to
+    finish; what is left then, or at a second signal, ends with an error event. Port 0 takes a free
+    one.
     The address is printed on stderr once the model is loaded; before that /health answers 503.
 
     Raises UsageError when the address cannot be used, and what kept the engine from starting.
@@ -43,7 +45,7 @@ def serve(
     """
     with bind(host, port) as listener:
         name = served_model_name or config.model
-        asyncio.run(_serve(config, listener, name, grace_s, engine_command))
+        asyncio.run(_serve(config, settings, listener, name, engine_command))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -96,14 +98,14 @@ class _Signals:
 
 async def _serve(
     config: EngineConfig,
+    settings: ServerSettings,
     listener: socket.socket,
     served_model_name: str,
-    grace_s: float,
     engine_command: Sequence[str],
 ) -> None:
     signals = _Signals()
     engine = EngineClient(engine_command)
-    service = Service(engine, served_model_name)
+    service = Service(engine, served_model_name, settings)
     server = _Server(
         uvicorn.Config(
             create_app(service),
@@ -125,7 +127,7 @@ async def _serve(
             loading.result()
             _say(f"ready: {_url(listener)} (model {served_model_name}, drafter {config.drafter})")
             await _first_of(signals.first.wait(), answering, _say_when_stopped(service))
-            await _drain(service, signals, grace_s)
+            await _drain(service, signals)
         loading.cancel()
     finally:
         service.is_draining = True
@@ -138,9 +140,9 @@ async def _load(service: Service) -> None:
     service.tokenizer = await asyncio.to_thread(Tokenizer.load, Path(ready.folder))
 
 
-async def _drain(service: Service, signals: _Signals, grace_s: float) -> None:
+async def _drain(service: Service, signals: _Signals) -> None:
     service.is_draining = True
-    await _first_of(service.idle(), signals.second.wait(), asyncio.sleep(grace_s))
+    await _first_of(service.idle(), signals.second.wait(), asyncio.sleep(service.settings.grace_s))
     service.engine.fail_streams("the server is shutting down")
     await _first_of(service.idle(), asyncio.sleep(GOODBYE_S))
 

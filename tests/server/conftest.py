@@ -28,16 +28,18 @@ TEMPLATE = (
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 SERVE = """
+import ast
 import sys
 from specdec.config import EngineConfig
 from specdec.errors import SpecdecError
 from specdec.server.serve import serve
+from specdec.server.settings import ServerSettings
 try:
     serve(
-        EngineConfig(model=sys.argv[1], control=sys.argv[4]),
+        EngineConfig(model=sys.argv[1], control=sys.argv[3]),
+        ServerSettings(**ast.literal_eval(sys.argv[4])),
         port=int(sys.argv[2]),
         served_model_name="toy",
-        grace_s=float(sys.argv[3]),
         engine_command=sys.argv[5:],
     )
 except SpecdecError as error:
@@ -89,6 +91,7 @@ class RunningServer:
     """A server process; `url` is known once it has said that it is ready.
 
     Its control is fixed unless a test asks: what adaptive control drafts depends on times.
+    `settings` are those of ServerSettings.
     """
 
     def __init__(
@@ -96,13 +99,14 @@ class RunningServer:
         folder: Path,
         *,
         port: int = 0,
-        grace_s: float = 5.0,
         load_s: float = 0.0,
         control: str = "fixed",
         engine_command: Sequence[str] = (sys.executable, str(HERE / "scripted_engine.py")),
+        **settings: object,
     ) -> None:
         self.folder = folder
-        arguments = (str(folder), str(port), str(grace_s), control, *engine_command)
+        settings = {"grace_s": 5.0, **settings}
+        arguments = (str(folder), str(port), control, repr(settings), *engine_command)
         self.process = subprocess.Popen(
             [sys.executable, "-W", "error", "-c", SERVE, *arguments],
             stderr=subprocess.PIPE,
