@@ -1,27 +1,27 @@
-"""EngineClient: the server's end of the engine process, for asyncio."""
+"""EngineClient: the server's end of one engine process, from its start to its end, for asyncio."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import socket
-import subprocess
 import sys
-from collections.abc import Sequence
-from typing import Any
-
-from msgspec import DecodeError
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from specdec.config import EngineConfig
 from specdec.errors import EngineStopped, SpecdecError
+from specdec.server.child_process import ChildProcess
 from specdec.server.messages import (
     HEADER_LEN,
     Abort,
+    Alive,
+    Count,
     Explain,
     Explanation,
     Failed,
     Output,
+    Ping,
     Ready,
     Shutdown,
     Start,
@@ -34,67 +34,30 @@ from specdec.server.messages import (
     frame_len,
     revive_error,
 )
+from specdec.server.output_stream import OutputStream
 
 ENGINE_COMMAND = (sys.executable, "-m", "specdec.server.engine_process")
 EXIT_WAIT_S = 5.0  # how long a child may take to end before it is killed
 EXPLAIN_WAIT_S = 5.0  # a step, after which the engine answers, is usually a hundredth of that
+COUNT_WAIT_S = 0.4  # who scrapes waits a second or so
+LOOK_S = 0.25  # between two looks at whether the child lives
+NUM_LOOKS = 20  # at least, before silence counts as hanging
 
 
-class OutputStream:
-    """Outputs of the requests submitted together, in order of arrival, until each has finished.
+class Observer(Protocol):
+    """Who counts what becomes of requests."""
 
-    It holds at most one output per request: what is not fetched in time is merged, so a slow
-    reader costs a bounded amount of memory and never holds the engine up. Always `close()` it:
-    that aborts whatever is still running.
-    """
-
-    def __init__(self, client: EngineClient, request_ids: Sequence[str]) -> None:
-        self._client = client
-        self._unfinished = set(request_ids)
-        self._waiting: dict[str, Output] = {}
-        self._arrival = asyncio.Event()
-
-    def put(self, output: Output) -> None:
-        """Take in news from the engine."""
-        waiting = self._waiting.get(output.request_id)
-        if waiting is None:
-            self._waiting[output.request_id] = output
-        else:
-            waiting.merge(output)
-        self._arrival.set()
-
-    def fail(self, error: str, kind: str) -> None:
-        """End every request that still runs with this error."""
-        for request_id in self._unfinished:
-            waiting = self._waiting.get(request_id)
-            if waiting is None or waiting.finish_reason is None:
-                self.put(Output(request_id, finish_reason="error", error=error, error_kind=kind))
-
-    def __aiter__(self) -> OutputStream:
-        return self
-
-    async def __anext__(self) -> Output:
-        if not self._unfinished:
-            raise StopAsyncIteration
-        while not self._waiting:
-            self._arrival.clear()
-            await self._arrival.wait()
-        output = self._waiting.pop(next(iter(self._waiting)))
-        if output.finish_reason is not None:
-            self._unfinished.discard(output.request_id)
-            self._client.forget(output.request_id)
-        return output
-
-    def close(self) -> None:
-        """Abort what has not finished; safe to call at any time and more than once."""
-        for request_id in self._unfinished:
-            self._client.abort(request_id)
-        self._unfinished.clear()
-        self._waiting.clear()
+    def take(self, output: Output) -> None: ...
+    def abort(self, request_id: str) -> None: ...
 
 
 class EngineClient:
-    """Starts the engine process, submits requests to it and notices when it dies.
+    """Starts the engine process, submits requests to it and notices when it dies or hangs.
+
+    It hangs when it gives no sign of life for `hang_s` seconds, or, while it has work, for the
+    longest step that it may take if that is more; it is killed then. With 0 it never hangs, nor
+    does it while it loads.
+    `on_finish` is told the last output of every request that the engine was given.
 
     Example:
         client = EngineClient()
@@ -103,40 +66,62 @@ class EngineClient:
         stream = client.submit([Submit("r-0", (1, 2), SamplingParams())])
     """
 
-    def __init__(self, command: Sequence[str] = ENGINE_COMMAND) -> None:
+    def __init__(
+        self,
+        command: Sequence[str] = ENGINE_COMMAND,
+        *,
+        hang_s: float = 0.0,
+        on_finish: Callable[[Output], object] = lambda output: None,
+    ) -> None:
         self._command = command
+        self._hang_s = hang_s
+        self._on_finish = on_finish
         self._streams: dict[str, OutputStream] = {}
+        self._unfinished: set[str] = set()  # what the engine has been given, aborted or not
         self._questions: dict[int, asyncio.Future[Explanation]] = {}
         self._num_questions = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self.observer: Observer | None = None
+        self._process: ChildProcess | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._reading: asyncio.Task[None] | None = None
+        self._life: asyncio.Task[None] | None = None
         self._ready: Ready | None = None
         self._settled = asyncio.Event()  # ready or stopped
         self._failure: SpecdecError | None = None
+        self._is_connected = False
+        self._num_received = 0
+        self._is_pinged = False
         self.stopped = asyncio.Event()
 
-    async def start(self, config: EngineConfig) -> None:
-        """Start the engine process; its model loads while this server goes on."""
+    async def start(self, config: EngineConfig, *, is_tested: bool = False) -> None:
+        """Start the engine process; its model loads while this server goes on.
+
+        Where the system has no room for one, this client is stopped and says so.
+        """
         assert self._process is None, "an EngineClient starts one engine"
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [*self._command, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONSAFEPATH": "1"},
-                process_group=0,  # a terminal's Ctrl-C reaches the server alone
-            )
-        reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._reading = asyncio.create_task(self._read(reader))
-        self._send(Start(config))
+        try:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                reader, self._writer = await asyncio.open_connection(sock=ours)
+                self._process = ChildProcess(self._command, theirs.fileno())
+        except OSError as error:
+            if self._writer is not None:
+                self._writer.close()
+            self._end(f"the engine process cannot be started: {error.strerror or error}".lower())
+            return
+        self._is_connected = True
+        self._life = asyncio.create_task(self._live(reader, self._process))
+        self._send(Start(config, is_tested))
 
     async def wait_ready(self) -> Ready:
         """The engine's description; raises the error that kept it from starting."""
         await self._settled.wait()
         if self._ready is None:
             raise self._failure or EngineStopped("the engine process ended while starting")
+        return self._ready
+
+    @property
+    def ready(self) -> Ready | None:
+        """The engine's description, once it has started."""
         return self._ready
 
     @property
@@ -147,7 +132,9 @@ class EngineClient:
     def check_ready(self) -> Ready:
         """The engine's description; raises EngineStopped while it cannot take requests."""
         if self.stopped.is_set():
-            raise EngineStopped(str(self._failure or "the engine has stopped"))
+            raise EngineStopped(str(self._failure))
+        if self._ready is not None and not self._is_connected:
+            raise EngineStopped(str(self._failure or "the engine process has ended"))
         if self._ready is None:
             raise EngineStopped("the model is loading")
         return self._ready
@@ -158,21 +145,21 @@ class EngineClient:
         Raises EngineStopped when the engine is not ready.
         """
         self.check_ready()
-        stream = OutputStream(self, [request.request_id for request in requests])
+        ids = [request.request_id for request in requests]
+        stream = OutputStream(ids, observe=self._observe, abort=self.abort)
         for request in requests:
             assert request.request_id not in self._streams, f"{request.request_id} runs already"
             self._streams[request.request_id] = stream
+            self._unfinished.add(request.request_id)
             self._send(request)
         return stream
 
     def abort(self, request_id: str) -> None:
         """Stop a request and drop what it still brings; unknown ids are ignored."""
-        if self._streams.pop(request_id, None) is not None and not self.stopped.is_set():
+        if self._streams.pop(request_id, None) is not None and self._is_connected:
             self._send(Abort(request_id))
-
-    def forget(self, request_id: str) -> None:
-        """Drop a finished request."""
-        self._streams.pop(request_id, None)
+        if self.observer is not None:
+            self.observer.abort(request_id)
 
     async def explain(
         self, max_decisions: int, *, wait_s: float = EXPLAIN_WAIT_S
@@ -183,13 +170,20 @@ class EngineClient:
         seconds; SpecdecError when it cannot say.
         Example: `(await client.explain(5))["decisions"][-1]["reason"]`.
         """
+        return await self._ask(lambda question_id: Explain(question_id, max_decisions), wait_s)
+
+    async def count(self, *, wait_s: float = COUNT_WAIT_S) -> dict[str, Any]:
+        """What the engine has counted, `Engine.count()`; raises as `explain` does."""
+        return await self._ask(Count, wait_s)
+
+    async def _ask(self, ask: Callable[[int], ToEngine], wait_s: float) -> dict[str, Any]:
         self.check_ready()
         self._num_questions += 1
         question_id = self._num_questions
         answer: asyncio.Future[Explanation] = asyncio.get_running_loop().create_future()
         self._questions[question_id] = answer
         try:
-            self._send(Explain(question_id, max_decisions))
+            self._send(ask(question_id))
             explanation = await asyncio.wait_for(answer, wait_s)
         except TimeoutError:
             raise EngineStopped(
@@ -209,69 +203,116 @@ class EngineClient:
 
     async def shutdown(self) -> None:
         """End the engine process and wait for it; it is killed if it does not end in time."""
-        if self._reading is None or self._process is None:
+        if self._life is None or self._process is None:
             return
         self._failure = self._failure or EngineStopped("the server is shutting down")
         if self._ready is None:
             self._process.terminate()  # it is loading and does not listen
-        elif not self.stopped.is_set():
+        elif self._is_connected:
             self._send(Shutdown())
         try:
-            await asyncio.wait_for(asyncio.shield(self._reading), EXIT_WAIT_S)
+            await asyncio.wait_for(asyncio.shield(self._life), EXIT_WAIT_S)
         except TimeoutError:
             self._process.kill()
-            await self._reading
+            await self._life
 
     def _send(self, message: ToEngine) -> None:
         # Not drained: what a request may weigh is bounded, and the engine reads every step.
         assert self._writer is not None
         self._writer.write(encode_frame(message))
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Hand out what the engine sends, until it is gone."""
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, DecodeError):
+    def _observe(self, output: Output) -> None:
+        if self.observer is not None:
+            self.observer.take(output)
+
+    async def _live(self, reader: asyncio.StreamReader, process: ChildProcess) -> None:
+        """Hand out what the engine sends until it is gone or hangs; then end what is left."""
+        reading = asyncio.create_task(self._read(reader, process))
+        watching = asyncio.create_task(self._watch(process))
+        await asyncio.wait((reading, watching), return_when=asyncio.FIRST_COMPLETED)
+        has_left = reading.done()
+        for task in (reading, watching):
+            task.cancel()
+        await asyncio.gather(reading, watching, return_exceptions=True)
+        self._is_connected = False
+        assert self._writer is not None
+        self._writer.close()
+        if self._failure is not None:
+            self._fail_all()  # whoever waits need not wait for the exit as well
+        how = await process.ended(EXIT_WAIT_S if has_left else 0.0)
+        self._end(f"the engine process {how}")
+
+    async def _read(self, reader: asyncio.StreamReader, process: ChildProcess) -> None:
+        try:
             while True:
                 header = await reader.readexactly(HEADER_LEN)
                 self._receive(decode_to_server(await reader.readexactly(frame_len(header))))
-        await self._bury()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+        except Exception as error:  # a bug on either side: nothing that follows can be trusted
+            traceback.print_exc()
+            self._failure = EngineStopped(f"the engine process sent what cannot be read: {error}")
+            process.kill()
+
+    async def _watch(self, process: ChildProcess) -> None:
+        """Return once the process has ended or hangs. Where it is silent it is asked to answer."""
+        look_s = min(LOOK_S, self._hang_s / NUM_LOOKS or LOOK_S)
+        silent_s, num_heard = 0.0, 0
+        while process.is_alive:
+            await asyncio.sleep(look_s)
+            if self._ready is None or not self._hang_s:
+                continue
+            if self._num_received != num_heard:
+                silent_s, num_heard = 0.0, self._num_received
+            # Not by the clock: a server that was itself held up has not listened all that time.
+            silent_s += look_s
+            step_s = self._ready.longest_step_s if self._unfinished else 0.0
+            limit_s = max(self._hang_s, step_s)
+            if silent_s >= limit_s:
+                self._failure = self._failure or EngineStopped(
+                    f"the engine process hangs: no sign of life for {limit_s:.3g} s"
+                )
+                process.kill()
+                return
+            if not self._is_pinged:
+                self._is_pinged = True
+                self._send(Ping())
+        await asyncio.sleep(look_s)  # its last words are still on the way
 
     def _receive(self, message: ToServer) -> None:
+        self._num_received += 1
         if isinstance(message, Tokens):
             for output in message.outputs:
                 stream = self._streams.get(output.request_id)
                 if stream is not None:  # else its client has gone
                     stream.put(output)
+                if output.finish_reason is not None:
+                    self._streams.pop(output.request_id, None)
+                    self._unfinished.discard(output.request_id)
+                    self._on_finish(output)
         elif isinstance(message, Explanation):
             question = self._questions.get(message.question_id)
             if question is not None and not question.done():  # else nobody waits any more
                 question.set_result(message)
+        elif isinstance(message, Alive):
+            self._is_pinged = False
         elif isinstance(message, Ready):
             self._ready = message
             self._settled.set()
         elif isinstance(message, Failed):
             self._failure = revive_error(message.kind, message.message)
 
-    async def _bury(self) -> None:
-        """The socket has closed: end the process, say why, and end every stream."""
-        assert self._process is not None and self._writer is not None
-        self._writer.close()
-        code = await asyncio.to_thread(_reap, self._process)
-        if self._failure is None:
-            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            self._failure = EngineStopped(f"the engine process {how}")
+    def _end(self, why: str) -> None:
+        """Nothing more comes from this engine."""
+        self._failure = self._failure or EngineStopped(why)
         self.stopped.set()
         self._settled.set()
+        self._fail_all()
+
+    def _fail_all(self) -> None:
         for stream in set(self._streams.values()):
             stream.fail(str(self._failure), EngineStopped.__name__)
         self._streams.clear()
         for question in self._questions.values():
             if not question.done():
                 question.set_exception(EngineStopped(str(self._failure)))
-
-
-def _reap(process: subprocess.Popen[bytes]) -> int:
-    try:
-        return process.wait(EXIT_WAIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()

@@ -1,43 +1,50 @@
 """The engine's own process: builds the engine, then steps it and talks to the server process.
 
 Started by EngineClient as `python -m specdec.server.engine_process FD`, FD being one end of a
-socket pair. It ends when it is told to, when the engine fails, and when the socket closes, so it
+socket pair. It ends when it is told to, when the engine fails, and when the socket closes: at once
+between two steps, and within `LEASH_S` seconds in the middle of a step or while it loads, so it
 never outlives the server.
 """
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import socket
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from specdec.config import EngineConfig
 from specdec.errors import EngineStopped, InvalidRequest, SpecdecError
-from specdec.request import Request, RequestOutput
+from specdec.out_of_memory import OUT_OF_MEMORY, is_out_of_memory
+from specdec.request import Phase, Request, RequestOutput
+from specdec.server.channel import Channel
+from specdec.server.engine_facts import engine_facts
+from specdec.server.fingerprint import fingerprint
 from specdec.server.messages import (
-    HEADER_LEN,
     Abort,
+    Alive,
+    Count,
     Explain,
     Explanation,
     Failed,
     Output,
+    Ping,
     Ready,
     Shutdown,
     Start,
     Submit,
     ToEngine,
     Tokens,
-    ToServer,
-    decode_to_engine,
     encode_frame,
-    frame_len,
 )
 
-RECEIVE_LEN = 2**16
+LEASH_S = 3.0  # after the server's end; engines write files when they close
 
 
 class Explaining(Protocol):
@@ -56,79 +63,54 @@ class SteppedEngine(Protocol):
     def add(self, request: Request) -> None: ...
     def abort(self, request_id: str) -> None: ...
     def step(self) -> list[RequestOutput]: ...
+    def count(self) -> dict[str, Any]: ...
     @property
     def has_work(self) -> bool: ...
     def close(self) -> None: ...
 
 
-class Channel:
-    """The engine process's end of the socket: whole messages in and out."""
+def run(
+    sock: socket.socket,
+    build: Callable[[EngineConfig], SteppedEngine],
+    measure: Callable[[SteppedEngine], float] = lambda engine: 0.0,
+) -> int:
+    """Serve one engine over the socket until it closes; returns the process's exit code.
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._received = bytearray()
-        self.is_closed = False
-
-    def send(self, message: ToServer) -> None:
-        """Write a message; a server that is gone closes the channel instead of raising."""
-        try:
-            self._sock.sendall(encode_frame(message))
-        except (BrokenPipeError, ConnectionResetError):
-            self.is_closed = True
-
-    def receive(self, *, is_blocking: bool) -> list[ToEngine]:
-        """Every message that has arrived; when blocking, at least one unless the channel closes."""
-        messages = self._take()
-        while not self.is_closed and (self._has_data() or (is_blocking and not messages)):
-            try:
-                data = self._sock.recv(RECEIVE_LEN)
-            except ConnectionResetError:
-                data = b""
-            self.is_closed = not data
-            self._received += data
-            messages += self._take()
-        return messages
-
-    def _has_data(self) -> bool:
-        return bool(select.select([self._sock], [], [], 0)[0])
-
-    def _take(self) -> list[ToEngine]:
-        messages = []
-        while len(self._received) >= HEADER_LEN:
-            end = HEADER_LEN + frame_len(self._received[:HEADER_LEN])
-            if len(self._received) < end:
-                break
-            messages.append(decode_to_engine(bytes(self._received[HEADER_LEN:end])))
-            del self._received[:end]
-        return messages
-
-
-def run(sock: socket.socket, build: Callable[[EngineConfig], SteppedEngine]) -> int:
-    """Serve one engine over the socket until it closes; returns the process's exit code."""
+    `measure` says how many seconds a step of the engine may take.
+    """
     channel = Channel(sock)
-    messages = channel.receive(is_blocking=True)
+    try:
+        messages = channel.receive(is_blocking=True)
+    except ValueError as error:  # also msgspec.DecodeError
+        line = f"the server sent what cannot be read: {error}"
+        channel.send(Failed(EngineStopped.__name__, line[:500]))
+        return EngineStopped.exit_code
     if channel.is_closed or not messages or not isinstance(messages[0], Start):
         return EngineStopped.exit_code
     try:
         engine = build(messages[0].config)
-        channel.send(_ready(engine, messages[0].config))
+        longest_step_s = measure(engine)  # overwrites the KV cache, so before any request
+        channel.send(_ready(engine, messages[0], longest_step_s))
         _loop(engine, channel, messages[1:])
         engine.close()
     except SpecdecError as error:
         channel.send(Failed(type(error).__name__, str(error)))
         return error.exit_code
-    except Exception as error:  # a bug: the traceback is for us, the line for the user
-        traceback.print_exc()
+    except Exception as error:
+        if is_out_of_memory(error):  # in the middle of a step: what it left behind is unknown
+            channel.send(Failed(EngineStopped.__name__, OUT_OF_MEMORY))
+            return EngineStopped.exit_code
+        traceback.print_exc()  # a bug: the traceback is for us, the line for the user
         message = f"the engine failed: {type(error).__name__}: {error}".splitlines()[0]
         channel.send(Failed(EngineStopped.__name__, message[:500]))
         return EngineStopped.exit_code
     return 0
 
 
-def _ready(engine: SteppedEngine, config: EngineConfig) -> Ready:
+def _ready(engine: SteppedEngine, start: Start, longest_step_s: float) -> Ready:
     from specdec.checkpoints import resolve
 
-    loaded = engine.loaded
+    loaded, config = engine.loaded, start.config
     return Ready(
         model_name=loaded.name,
         folder=str(resolve(config.model)),
@@ -136,29 +118,36 @@ def _ready(engine: SteppedEngine, config: EngineConfig) -> Ready:
         max_model_len=loaded.max_model_len,
         vocab_size=loaded.model.config.vocab_size,
         eos_token_ids=tuple(loaded.eos_token_ids),
+        longest_step_s=longest_step_s,
+        fingerprint=fingerprint(config),
+        facts=engine_facts(engine, is_tested=start.is_tested),
     )
 
 
 def _loop(engine: SteppedEngine, channel: Channel, messages: list[ToEngine]) -> None:
+    queued: dict[str, Request] = {}
     while not channel.is_closed:
         answers = []
         for message in messages:
             if isinstance(message, Submit):
-                answers.append(_submit(engine, message))
+                answers.append(_submit(engine, message, queued))
             elif isinstance(message, Abort):
                 engine.abort(message.request_id)
-            elif isinstance(message, Explain):
+            elif isinstance(message, Explain | Count):
                 channel.send(_explain(engine, message))
+            elif isinstance(message, Ping):
+                channel.send(Alive())
             elif isinstance(message, Shutdown):
                 return
         if answers:
             channel.send(Tokens(answers))
         if engine.has_work:
-            _deliver(engine.step(), channel)
+            outputs = engine.step()
+            _deliver(outputs, _begun(queued), channel)
         messages = channel.receive(is_blocking=not engine.has_work)
 
 
-def _submit(engine: SteppedEngine, message: Submit) -> Output:
+def _submit(engine: SteppedEngine, message: Submit, queued: dict[str, Request]) -> Output:
     request = Request(
         message.request_id,
         message.prompt_ids,
@@ -167,6 +156,7 @@ def _submit(engine: SteppedEngine, message: Submit) -> Output:
         cache_salt=message.cache_salt,
         speculation=message.speculation,
         prediction_ids=message.prediction_ids,
+        keeps_rejected=message.keeps_rejected,
     )
     try:
         engine.add(request)
@@ -178,16 +168,33 @@ def _submit(engine: SteppedEngine, message: Submit) -> Output:
             error_kind=type(error).__name__,
             error_param=error.param,
         )
+    queued[message.request_id] = request
     return Output(message.request_id)
 
 
-def _explain(engine: SteppedEngine, message: Explain) -> Explanation:
+def _begun(queued: dict[str, Request]) -> list[Output]:
+    """Tells of requests that wait no more, unless their tokens do; drops them from the queue."""
+    begun = [request for request in queued.values() if request.phase is not Phase.WAITING]
+    for request in begun:
+        del queued[request.request_id]
+    return [
+        Output(request.request_id, has_begun=True)
+        for request in begun
+        if not (request.output or request.is_finished)
+    ]
+
+
+def _explain(engine: SteppedEngine, message: Explain | Count) -> Explanation:
     """The answer to a question; a bug in it ends the question and not the engine."""
     try:
-        facts = engine.controller.explain()
-        decisions = facts["decisions"]
-        newest = decisions[max(0, len(decisions) - message.max_decisions) :]
-        answer = Explanation(message.question_id, {**facts, "decisions": newest})
+        if isinstance(message, Count):
+            facts = engine.count()
+        else:
+            facts = engine.controller.explain()
+            decisions = facts["decisions"]
+            newest = decisions[max(0, len(decisions) - message.max_decisions) :]
+            facts = {**facts, "decisions": newest}
+        answer = Explanation(message.question_id, facts)
         encode_frame(answer)  # what cannot travel is found here
     except Exception:
         traceback.print_exc()
@@ -196,9 +203,9 @@ def _explain(engine: SteppedEngine, message: Explain) -> Explanation:
     return answer
 
 
-def _deliver(outputs: Sequence[RequestOutput], channel: Channel) -> None:
-    if outputs:
-        channel.send(tokens_message(outputs))
+def _deliver(outputs: Sequence[RequestOutput], begun: list[Output], channel: Channel) -> None:
+    if outputs or begun:
+        channel.send(Tokens([*begun, *tokens_message(outputs).outputs]))
 
 
 def tokens_message(outputs: Iterable[RequestOutput]) -> Tokens:
@@ -209,12 +216,28 @@ def tokens_message(outputs: Iterable[RequestOutput]) -> Tokens:
             tokens=list(output.tokens),
             finish_reason=output.finish_reason,
             error=output.error,
+            error_kind=output.error_kind,
             stats=None if output.stats is None else output.stats.as_wire(),
             num_prefix_hit=output.num_prefix_hit,
+            rejected=list(output.rejected),
         )
         for output in outputs
     ]
     return Tokens(wire)
+
+
+def end_with_server(sock: socket.socket) -> None:
+    """See to it that this process ends soon after the server, whatever it is doing then."""
+    sock.set_inheritable(False)  # or what the engine starts would hold the server's end open
+    threading.Thread(target=_outlast, args=(sock.fileno(),), daemon=True).start()
+
+
+def _outlast(fd: int) -> None:
+    poller = select.poll()
+    poller.register(fd, 0)  # asks for nothing, so only a hang-up wakes it
+    poller.poll()
+    time.sleep(LEASH_S)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _build(config: EngineConfig) -> SteppedEngine:
@@ -223,11 +246,20 @@ def _build(config: EngineConfig) -> SteppedEngine:
     return Engine(config)
 
 
+def _measure(engine: SteppedEngine) -> float:
+    from specdec.engine import Engine
+    from specdec.server.longest_step import longest_step_s
+
+    assert isinstance(engine, Engine)
+    return longest_step_s(engine)
+
+
 def main(argv: list[str]) -> int:
     """Entry point of the engine process; the only argument is the socket's descriptor."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle
     with socket.socket(fileno=int(argv[0])) as sock:
-        return run(sock, _build)
+        end_with_server(sock)
+        return run(sock, _build, _measure)
 
 
 if __name__ == "__main__":

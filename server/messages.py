@@ -1,7 +1,7 @@
 """Typed messages between the server process and the engine process, and how they are framed.
 
-    server -> engine    Start  Submit  Abort  Explain  Shutdown
-    engine -> server    Ready  Tokens  Explanation  Failed
+    server -> engine    Start  Submit  Abort  Explain  Count  Ping  Shutdown
+    engine -> server    Ready  Tokens  Explanation  Alive  Failed
 
 A frame is a 4-byte big-endian length and a msgpack body: data only, nothing that could run.
 """
@@ -18,7 +18,8 @@ from specdec.config import EngineConfig
 from specdec.errors import EngineStopped, InvalidRequest, SpecdecError
 from specdec.limits import SpeculationLimits
 from specdec.params import SamplingParams
-from specdec.request import FinishReason, TokenRecord
+from specdec.request import FinishReason, RejectedNode, TokenRecord
+from specdec.server.engine_facts import EngineFacts
 
 HEADER_LEN = 4
 MAX_FRAME_LEN = 256 * 2**20  # a longer frame is a bug on the other side, not data
@@ -28,6 +29,7 @@ class Start(Struct, tag=True):
     """First message to a new engine process: build this engine."""
 
     config: EngineConfig
+    is_tested: bool = False  # measure its speed before it is ready
 
 
 class Submit(Struct, tag=True):
@@ -40,6 +42,7 @@ class Submit(Struct, tag=True):
     cache_salt: str = ""
     speculation: SpeculationLimits = SpeculationLimits()
     prediction_ids: tuple[int, ...] = ()
+    keeps_rejected: bool = False
 
 
 class Abort(Struct, tag=True):
@@ -55,12 +58,25 @@ class Explain(Struct, tag=True):
     max_decisions: int
 
 
+class Count(Struct, tag=True):
+    """Say what the engine has counted so far; the answer comes before the next step."""
+
+    question_id: int
+
+
+class Ping(Struct, tag=True):
+    """Give a sign of life; the answer, `Alive`, comes before the next step."""
+
+
 class Shutdown(Struct, tag=True):
     """Leave at once; what runs is lost."""
 
 
 class Ready(Struct, tag=True):
-    """The engine is built and takes requests."""
+    """The engine is built and takes requests.
+
+    `longest_step_s` is how long one of its steps may take for good reason; 0 where that is unknown.
+    """
 
     model_name: str
     folder: str  # where the model's tokenizer is
@@ -68,6 +84,9 @@ class Ready(Struct, tag=True):
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
+    longest_step_s: float = 0.0
+    fingerprint: str = ""  # of what can change tokens
+    facts: EngineFacts | None = None
 
     @property
     def drafters(self) -> list[str]:
@@ -92,14 +111,18 @@ class Output(Struct):
     error_param: str | None = None
     stats: dict[str, Any] | None = None  # the wire form, on the last output
     num_prefix_hit: int = 0
+    rejected: list[RejectedNode] = []  # of a request that keeps them
+    has_begun: bool = False  # said once, when the engine first computes a part of it
 
     def merge(self, later: Output) -> None:
         """Take in a later output of the same request that was not fetched in time."""
         self.tokens.extend(later.tokens)
+        self.rejected.extend(later.rejected)
         self.finish_reason = later.finish_reason
         self.error, self.error_kind = later.error, later.error_kind
         self.error_param, self.stats = later.error_param, later.stats
         self.num_prefix_hit = max(self.num_prefix_hit, later.num_prefix_hit)
+        self.has_begun |= later.has_begun
 
 
 class Tokens(Struct, tag=True):
@@ -109,7 +132,8 @@ class Tokens(Struct, tag=True):
 
 
 class Explanation(Struct, tag=True):
-    """What `explain()` of the engine's controller said, with the newest decisions it was asked for.
+    """What `explain()` of the engine's controller said, with the newest decisions it was asked for;
+    or, to a Count, what `count()` of the engine said.
 
     `error` is the line for the user when it could not say anything.
     """
@@ -117,6 +141,10 @@ class Explanation(Struct, tag=True):
     question_id: int
     facts: dict[str, Any] = {}
     error: str | None = None
+
+
+class Alive(Struct, tag=True):
+    """A sign of life: the answer to a Ping."""
 
 
 class Failed(Struct, tag=True):
@@ -129,8 +157,8 @@ class Failed(Struct, tag=True):
     message: str
 
 
-ToEngine = Start | Submit | Abort | Explain | Shutdown
-ToServer = Ready | Tokens | Explanation | Failed
+ToEngine = Start | Submit | Abort | Explain | Count | Ping | Shutdown
+ToServer = Ready | Tokens | Explanation | Alive | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

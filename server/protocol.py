@@ -1,23 +1,20 @@
-"""Request bodies of the OpenAI-compatible endpoints and their way to SamplingParams."""
+"""Request bodies of the OpenAI-compatible endpoints, field by field."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol
 
-import msgspec
 from msgspec import Meta, Struct
 
-from specdec.errors import ContextLengthExceeded, InvalidRequest
+from specdec.errors import InvalidRequest
 from specdec.limits import MAX_NODE_BUDGET, SpeculationLimits
-from specdec.params import SEED_RANGE, SamplingParams
-from specdec.server.unsupported import check_supported
+from specdec.server.chat_message import ChatMessage, ContentPart, texts
 
-MAX_STOPS = 4
 MAX_CHOICES = 128  # of one HTTP request
-COMPLETION_MAX_TOKENS = 16  # what the completions endpoint gives a client that asks for nothing
+MAX_SALT_LEN = 1024  # characters
+REQUEST_ID = r"[A-Za-z0-9._:-]{1,128}"
 
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 ChoiceCount = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
@@ -25,6 +22,15 @@ NodeCount = Annotated[int, Meta(ge=0, le=MAX_NODE_BUDGET)]
 Depth = Annotated[int, Meta(ge=1, le=MAX_NODE_BUDGET)]
 DrafterName = Annotated[str, Meta(min_length=1, max_length=64)]
 DrafterNames = Annotated[list[DrafterName], Meta(min_length=1, max_length=64)]
+KeptCount = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
+Salt = Annotated[str, Meta(max_length=MAX_SALT_LEN)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+# Variables of a chat template that have fields of their own, or none.
+RESERVED_VARIABLES = (
+    *("self", "messages", "tools", "documents"),
+    *("add_generation_prompt", "continue_final_message"),
+)
 
 
 class Encoder(Protocol):
@@ -38,11 +44,17 @@ class ModelNotFound(InvalidRequest):
 
 
 class StreamOptions(Struct, kw_only=True):
-    """Of these only `include_usage` changes the stream; clients send the others out of habit."""
+    """`include_obfuscation` changes nothing: this server pads no chunks."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
+
+
+class TokenInfoOptions(Struct, kw_only=True, forbid_unknown_fields=True):
+    """This server's own field: which tokens came from drafts, and which drafts were rejected."""
+
+    rejected: bool | None = None
 
 
 class Speculation(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -72,13 +84,6 @@ class Speculation(Struct, kw_only=True, forbid_unknown_fields=True):
         )
 
 
-class ContentPart(Struct, kw_only=True):
-    """One part of a content; only `text` parts are understood."""
-
-    type: str
-    text: str | None = None
-
-
 class Prediction(Struct, kw_only=True):
     """The text that the client expects back: drafts follow it, and it never changes the answer.
 
@@ -93,7 +98,7 @@ class Prediction(Struct, kw_only=True):
         """The whole text; raises InvalidRequest for a part that is not text."""
         if isinstance(self.content, str):
             return self.content
-        return "".join(_texts(self.content, "prediction.content"))
+        return "".join(texts(self.content, "prediction.content"))
 
 
 class GenerationBody(Struct, kw_only=True):
@@ -103,14 +108,19 @@ class GenerationBody(Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Int64 | None = None
+    max_completion_tokens: Int64 | None = None
     min_tokens: Int64 | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: Int64 | None = None
     min_p: float | None = None
     n: ChoiceCount | None = None
+    best_of: Int64 | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[Int64] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None  # no tokenizer served here has any
     seed: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -119,48 +129,75 @@ class GenerationBody(Struct, kw_only=True):
     bad_words: list[str] | None = None
     allowed_token_ids: list[Int64] | None = None
     ignore_eos: bool | None = None
-    user: str | None = None
-    cache_salt: str | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: KeptCount | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    cache_salt: Salt | None = None
     priority: Int64 | None = None
+    request_id: str | None = None
     speculation: Speculation | None = None
     prediction: Prediction | None = None
+    token_info: bool | TokenInfoOptions | None = None
+    stream_interval: Literal["step", "token"] | None = None
+    # What describes the request and asks for nothing.
+    user: str | None = None
+    safety_identifier: str | None = None
+    metadata: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
 
     @property
     def includes_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
+    def includes_usage_so_far(self) -> bool:
+        """Whether every chunk says how many tokens there are up to it."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+    @property
     def num_choices(self) -> int:
         return self.n or 1
 
+    @property
+    def token_limit(self) -> int | None:
+        """Output tokens asked for at most, by either of the field's two names."""
+        limit = self.max_completion_tokens
+        return self.max_tokens if limit is None else limit
 
-class ChatMessage(Struct, kw_only=True):
-    """One turn of a conversation."""
+    @property
+    def includes_token_info(self) -> bool:
+        return bool(self.token_info)  # options are true
 
-    role: str
-    content: str | list[ContentPart] | None = None
-    name: str | None = None
-    tool_calls: list[Any] | None = None
+    @property
+    def includes_rejected(self) -> bool:
+        return isinstance(self.token_info, TokenInfoOptions) and bool(self.token_info.rejected)
 
-    def as_template(self, where: str) -> dict[str, Any]:
-        """What the chat template reads; raises InvalidRequest for what it cannot show."""
-        if self.tool_calls:
-            raise InvalidRequest("tool_calls are not supported", param=f"{where}.tool_calls")
-        content = self.content
-        if isinstance(content, list):
-            content = "\n".join(_texts(content, f"{where}.content"))
-        role = "system" if self.role == "developer" else self.role
-        message = {"role": role, "content": content or ""}
-        return message if self.name is None else {**message, "name": self.name}
+    def check(self) -> None:
+        """Raise InvalidRequest for fields that contradict each other or name nothing."""
+        if self.best_of is not None and self.best_of != self.num_choices:
+            raise InvalidRequest("best_of is supported only where it equals n", param="best_of")
+        if self.request_id is not None and not re.fullmatch(REQUEST_ID, self.request_id):
+            raise InvalidRequest(
+                "request_id must be 1 to 128 letters, digits and -_.:", param="request_id"
+            )
 
 
 class ChatBody(GenerationBody, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
     messages: list[ChatMessage]
-    max_completion_tokens: Int64 | None = None
     logprobs: bool | None = None
     top_logprobs: Int64 | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None  # refused unless the server's settings allow it
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: Effort | None = None
+    parallel_tool_calls: bool | None = None  # there are no tools to call
 
     @property
     def num_logprobs(self) -> int | None:
@@ -168,6 +205,25 @@ class ChatBody(GenerationBody, kw_only=True):
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    def check(self) -> None:
+        """See GenerationBody."""
+        super().check()
+        if self.add_generation_prompt and self.continue_final_message:
+            raise InvalidRequest(
+                "add_generation_prompt and continue_final_message exclude each other",
+                param="continue_final_message",
+            )
+        if self.add_special_tokens:
+            raise InvalidRequest(
+                "add_special_tokens must be false: the chat template writes them",
+                param="add_special_tokens",
+            )
+        for name in RESERVED_VARIABLES:
+            if name in (self.chat_template_kwargs or ()):
+                raise InvalidRequest(
+                    f"chat_template_kwargs must not set {name}", param="chat_template_kwargs"
+                )
 
     def template_messages(self) -> list[dict[str, Any]]:
         """The conversation in the form of the chat template."""
@@ -177,21 +233,56 @@ class ChatBody(GenerationBody, kw_only=True):
             message.as_template(f"messages[{idx}]") for idx, message in enumerate(self.messages)
         ]
 
+    def template_variables(self) -> dict[str, Any]:
+        """What else the chat template reads."""
+        variables = dict(self.chat_template_kwargs or {})
+        if self.reasoning_effort is not None:
+            variables.setdefault("reasoning_effort", self.reasoning_effort)
+        if self.documents:
+            variables["documents"] = self.documents
+        return variables
+
 
 class CompletionBody(GenerationBody, kw_only=True):
     """Body of POST /v1/completions."""
 
     prompt: str | list[str | int | list[Int64]]
     logprobs: Int64 | None = None
+    echo: bool | None = None
+
+    @property
+    def is_echo_alone(self) -> bool:
+        """Whether nothing but the prompt is asked for."""
+        return bool(self.echo) and self.token_limit == 0
+
+    def check(self) -> None:
+        """See GenerationBody."""
+        super().check()
+        if self.echo and self.logprobs is not None:
+            raise InvalidRequest(
+                "echo together with logprobs is not supported: "
+                "this server computes no log-probabilities of prompts",
+                param="echo",
+            )
 
     def prompts(self, encoder: Encoder) -> list[list[int]]:
         """Token ids of each prompt: one for a string or ids, several for a list of either.
 
         Example: `"a"` and `[5, 6]` are one prompt each, `["a", "b"]` and `[[5], [6]]` are two.
         """
+        return [
+            encoder.encode(item, add_special_tokens=self.add_special_tokens is not False)
+            if isinstance(item, str)
+            else item
+            for item in self.given_prompts
+        ]
+
+    @property
+    def given_prompts(self) -> list[str | list[int]]:
+        """Each prompt as it was given, a text or token ids."""
         given = self.prompt
         if isinstance(given, str):
-            return [encoder.encode(given)]
+            return [given]
         if given and all(isinstance(item, int) for item in given):
             return [[item for item in given if isinstance(item, int)]]
         if not given or any(isinstance(item, int) for item in given) or len(given) > MAX_CHOICES:
@@ -199,151 +290,4 @@ class CompletionBody(GenerationBody, kw_only=True):
                 f"prompt must be a string, token ids, or a list of 1 to {MAX_CHOICES} of either",
                 param="prompt",
             )
-        return [
-            encoder.encode(item) if isinstance(item, str) else item
-            for item in given
-            if not isinstance(item, int)
-        ]
-
-
-Body = TypeVar("Body", bound=GenerationBody)
-
-
-def parse_body(raw: bytes, kind: type[Body]) -> Body:
-    """Decode and check a request body.
-
-    Raises InvalidRequest: malformed JSON, a wrong type, or a field that is known but unsupported.
-    Unknown fields are ignored. Example: `parse_body(b'{"model":"m","prompt":"a"}', CompletionBody)`
-    """
-    try:
-        raw.decode()
-        fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-        body = msgspec.json.decode(raw, type=kind)
-        check_supported(fields)
-    except UnicodeDecodeError:
-        raise InvalidRequest("the body is not valid UTF-8") from None
-    except RecursionError:
-        raise InvalidRequest("the body is nested too deeply") from None
-    except msgspec.ValidationError as error:
-        message, param = _locate(str(error))
-        raise InvalidRequest(message, param=param) from None
-    except msgspec.DecodeError as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}"[:200]) from None
-    return body
-
-
-def sampling_params(
-    body: ChatBody | CompletionBody, *, encoder: Encoder, num_prompt: int, max_model_len: int
-) -> SamplingParams:
-    """The sampling parameters that a body asks for, OpenAI's defaults filled in.
-
-    Raises InvalidRequest naming the field, ContextLengthExceeded when the prompt leaves no room.
-    """
-    room = max_model_len - num_prompt
-    if room < 1:
-        raise ContextLengthExceeded(
-            f"the prompt's {num_prompt} tokens fill the model's context of {max_model_len}",
-            param="messages" if isinstance(body, ChatBody) else "prompt",
-        )
-    if isinstance(body, ChatBody):
-        limit, num_logprobs = body.max_completion_tokens, body.num_logprobs
-        max_tokens = _first(limit, body.max_tokens, room)
-        renamed = {} if limit is None else {"max_tokens": "max_completion_tokens"}
-        renamed["logprobs"] = "top_logprobs"
-    else:
-        num_logprobs = body.logprobs
-        max_tokens = _first(body.max_tokens, min(COMPLETION_MAX_TOKENS, room))
-        renamed = {}
-    try:
-        return SamplingParams(
-            max_tokens=max_tokens,
-            temperature=_first(body.temperature, 1.0),
-            top_k=0 if body.top_k == -1 else _first(body.top_k, 0),
-            top_p=_first(body.top_p, 1.0),
-            min_p=_first(body.min_p, 0.0),
-            presence_penalty=_first(body.presence_penalty, 0.0),
-            frequency_penalty=_first(body.frequency_penalty, 0.0),
-            repetition_penalty=_first(body.repetition_penalty, 1.0),
-            logit_bias=_logit_bias(body.logit_bias),
-            bad_words=_bad_words(body.bad_words or (), encoder),
-            allowed_token_ids=(
-                None if body.allowed_token_ids is None else frozenset(body.allowed_token_ids)
-            ),
-            min_tokens=_first(body.min_tokens, 0),
-            stop=_stops(body.stop),
-            stop_token_ids=frozenset(body.stop_token_ids or ()),
-            ignore_eos=bool(body.ignore_eos),
-            seed=_seed(body.seed),
-            logprobs=num_logprobs,
-        )
-    except InvalidRequest as error:
-        if error.param not in renamed:
-            raise
-        new = renamed[error.param]
-        raise InvalidRequest(str(error).replace(error.param, new, 1), param=new) from None
-
-
-def choice_params(params: SamplingParams, choice: int) -> SamplingParams:
-    """Parameters of the i-th choice: its seed is the request's plus i, or its own draw."""
-    if params.seed is None:
-        return params
-    return replace(params, seed=(params.seed + choice) % SEED_RANGE)
-
-
-Value = TypeVar("Value")
-
-
-def _texts(parts: Sequence[ContentPart], where: str) -> list[str]:
-    """The text of each part; raises InvalidRequest naming the first that has none."""
-    texts: list[str] = []
-    for idx, part in enumerate(parts):
-        if part.type != "text" or part.text is None:
-            raise InvalidRequest("only text parts are supported", param=f"{where}[{idx}]")
-        texts.append(part.text)
-    return texts
-
-
-def _first(*values: Value | None) -> Value:
-    return next(value for value in values if value is not None)
-
-
-def _seed(seed: int | None) -> int | None:
-    if seed is None:
-        return None
-    if not -SEED_RANGE // 2 <= seed < SEED_RANGE:
-        raise InvalidRequest("seed must fit in 64 bits", param="seed")
-    return seed % SEED_RANGE  # clients may send a signed one
-
-
-def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if len(stops) > MAX_STOPS:
-        raise InvalidRequest(f"stop may hold at most {MAX_STOPS} strings", param="stop")
-    return stops
-
-
-def _logit_bias(biases: dict[str, float] | None) -> dict[int, float]:
-    for key in biases or ():
-        if not (key.isascii() and key.isdigit() and len(key) < 10):
-            raise InvalidRequest("logit_bias keys must be token ids", param="logit_bias")
-    return {int(key): bias for key, bias in (biases or {}).items()}
-
-
-def _bad_words(words: Sequence[str], encoder: Encoder) -> tuple[tuple[int, ...], ...]:
-    """Token ids of each word as it stands at a text's start and after a space."""
-    if not all(words):
-        raise InvalidRequest("bad_words must not hold an empty entry", param="bad_words")
-    spelled = (text for word in words for text in (word, " " + word.lstrip()))
-    return tuple({tuple(encoder.encode(text, add_special_tokens=False)): None for text in spelled})
-
-
-def _locate(message: str) -> tuple[str, str | None]:
-    """Split a msgspec message into what is wrong and the field that it is about.
-
-    Example: "Expected `int`, got `str` - at `$.n`" gives ("n: Expected `int`, got `str`", "n").
-    """
-    what, _, path = message.partition(" - at `$")
-    missing = re.search(r"missing required field `(\w+)`", what)
-    names = [path.rstrip("`").lstrip(".")] + ([missing.group(1)] if missing else [])
-    param = ".".join(name for name in names if name).removesuffix("[...]")
-    return (f"{param}: {what}" if param and not missing else what)[:400], param or None
+        return [item for item in given if not isinstance(item, int)]

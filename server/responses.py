@@ -1,87 +1,33 @@
-"""Shapes of the answers: completions, their chunks, usage and errors."""
+"""Shapes of the answers: completions, their chunks, and errors."""
 
 from __future__ import annotations
 
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from msgspec import UNSET, Struct, UnsetType
 
-from specdec.errors import ContextLengthExceeded, EngineStopped, InvalidRequest, SpecdecError
+from specdec.errors import (
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    EngineStopped,
+    InvalidRequest,
+    Overloaded,
+    SpecdecError,
+)
 from specdec.server.choice import Choice, Delta, LogprobEntry
-from specdec.server.protocol import ModelNotFound
+from specdec.server.protocol import GenerationBody, ModelNotFound
+from specdec.server.sse import to_json
+from specdec.server.usage import Metrics, Usage
 
-MAX_ERROR_LEN = 600  # characters; what a client sent must not come back at length
+# Bytes of JSON; what a client sent must not come back at length.
+MAX_MESSAGE_LEN, MAX_PARAM_LEN = 600, 200
 
 Json = dict[str, Any]
-
-
-class CachedTokens(Struct):
-    cached_tokens: int
-
-
-class PredictionTokens(Struct):
-    """What became of the nodes that were drafted from the client's prediction.
-
-    A rejected one was drafted and not accepted, wherever in its tree it stood; a place of the text
-    can be drafted in several steps. Rejected tokens are not among `completion_tokens`.
-    """
-
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
-
-    @classmethod
-    def of(cls, choices: Sequence[Choice]) -> PredictionTokens:
-        """Add up finished choices."""
-        num_drafted, num_accepted = (
-            sum(choice.stats[name].get("prediction", 0) for choice in choices if choice.stats)
-            for name in ("drafted_by_source", "accepted_by_source")
-        )
-        return cls(num_accepted, num_drafted - num_accepted)
-
-
-class Usage(Struct, kw_only=True):
-    """Token counts of a whole answer; a prompt counts once however many choices it has."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: CachedTokens
-    completion_tokens_details: PredictionTokens | UnsetType = UNSET
-
-    @classmethod
-    def of(
-        cls,
-        num_prompt: int,
-        choices: Sequence[Choice],
-        num_choices: int,
-        *,
-        has_prediction: bool = False,
-    ) -> Usage:
-        """Add up choices, `num_choices` to a prompt; only a prompt's first could find it cached."""
-        num_output = sum(choice.num_tokens for choice in choices)
-        num_cached = sum(choice.num_prefix_hit for choice in choices[::num_choices])
-        return cls(
-            prompt_tokens=num_prompt,
-            completion_tokens=num_output,
-            total_tokens=num_prompt + num_output,
-            prompt_tokens_details=CachedTokens(num_cached),
-            completion_tokens_details=PredictionTokens.of(choices) if has_prediction else UNSET,
-        )
-
-
-class Metrics(Struct):
-    """Acceptance figures at the response's root; null when there are several choices."""
-
-    speculative_decoding: Mapping[str, Any] | None
-
-    @classmethod
-    def of(cls, choices: Sequence[Choice]) -> Metrics:
-        return cls(choices[0].stats if len(choices) == 1 else None)
 
 
 class Chunk(Struct, kw_only=True):
@@ -91,9 +37,11 @@ class Chunk(Struct, kw_only=True):
     object: str
     created: int
     model: str
+    system_fingerprint: str
     choices: list[Json]
     usage: Usage | UnsetType | None = UNSET
     metrics: Metrics | UnsetType = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
 
 
 class Answer(Struct, kw_only=True):
@@ -103,34 +51,48 @@ class Answer(Struct, kw_only=True):
     object: str
     created: int
     model: str
+    system_fingerprint: str
     choices: list[Json]
     usage: Usage
     metrics: Metrics
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
 
 
 class Reply(ABC):
-    """Makes the chunks and the whole answer of one HTTP request, all with the same identity."""
+    """Makes the chunks and the whole answer of one HTTP request, all with the same identity.
+
+    `id` names it inside the server and is the server's own; `shown_id` is made of the client's
+    `request_id` where there is one.
+    """
 
     id_prefix: ClassVar[str]
     chunk_object: ClassVar[str]
     answer_object: ClassVar[str]
 
-    def __init__(self, model: str, *, includes_usage: bool = False) -> None:
+    def __init__(
+        self, body: GenerationBody, *, fingerprint: str = "", force_usage: bool = False
+    ) -> None:
         self.id = f"{self.id_prefix}-{uuid.uuid4().hex}"
+        self.shown_id = self.id
+        if body.request_id is not None:
+            self.shown_id = f"{self.id_prefix}-{body.request_id}"
         self.created = int(time.time())
-        self.model = model
-        self.includes_usage = includes_usage
+        self.model = body.model
+        self.fingerprint = fingerprint
+        self.includes_usage = body.includes_usage or force_usage
+        self.includes_usage_so_far = body.includes_usage_so_far
+        self.is_by_token = body.stream_interval == "token"
 
     @abstractmethod
-    def opening(self, choice: Choice) -> Chunk | None:
+    def opening(self, choice: Choice, usage: Usage | None) -> Chunk | None:
         """The chunk that opens a choice, if this kind of answer has one."""
 
     @abstractmethod
-    def body(self, choice: Choice, delta: Delta) -> Chunk:
-        """A chunk with newly printable text and its log-probabilities."""
+    def body(self, choice: Choice, delta: Delta, usage: Usage | None) -> Chunk:
+        """A chunk with newly printable text and what else is told of its tokens."""
 
     @abstractmethod
-    def closing(self, choice: Choice) -> Chunk:
+    def closing(self, choice: Choice, usage: Usage | None) -> Chunk:
         """The chunk that says why a choice ended; it carries no text."""
 
     @abstractmethod
@@ -139,53 +101,62 @@ class Reply(ABC):
 
     def totals(self, usage: Usage, metrics: Metrics) -> Chunk:
         """The last chunk of a stream that includes usage: it has no choices."""
-        return self._chunk([], usage, metrics)
+        chunk = self._chunk([], usage)
+        chunk.metrics = metrics
+        return chunk
 
-    def answer(self, choices: list[Json], usage: Usage, metrics: Metrics) -> Answer:
-        """The whole answer."""
+    def answer(
+        self, finished: Sequence[tuple[Choice, Delta]], usage: Usage, metrics: Metrics
+    ) -> Answer:
+        """The whole answer: each choice with all of its deltas as one."""
         return Answer(
-            id=self.id,
+            id=self.shown_id,
             object=self.answer_object,
             created=self.created,
             model=self.model,
-            choices=choices,
+            system_fingerprint=self.fingerprint,
+            choices=[self.whole(choice, delta) for choice, delta in finished],
             usage=usage,
             metrics=metrics,
         )
 
-    def _chunk(
-        self,
-        choices: list[Json],
-        usage: Usage | None = None,
-        metrics: Metrics | UnsetType = UNSET,
-    ) -> Chunk:
+    def _chunk(self, choices: list[Json], usage: Usage | None) -> Chunk:
         return Chunk(
-            id=self.id,
+            id=self.shown_id,
             object=self.chunk_object,
             created=self.created,
             model=self.model,
+            system_fingerprint=self.fingerprint,
             choices=choices,
-            usage=usage if self.includes_usage else UNSET,
-            metrics=metrics,
+            usage=usage or (None if self.includes_usage else UNSET),
         )
 
 
 class ChatReply(Reply):
-    """Answers of /v1/chat/completions."""
+    """Answers of /v1/chat/completions; a chat's prompt is told at the root."""
 
     id_prefix = "chatcmpl"
     chunk_object = "chat.completion.chunk"
     answer_object = "chat.completion"
 
-    def opening(self, choice: Choice) -> Chunk:
-        return self._delta(choice, {"role": "assistant", "content": ""})
+    def opening(self, choice: Choice, usage: Usage | None) -> Chunk:
+        chunk = self._delta(choice, {"role": "assistant", "content": ""}, usage)
+        if choice.telling.token_ids and choice.index == 0:
+            chunk.prompt_token_ids = choice.prompt_ids
+        return chunk
 
-    def body(self, choice: Choice, delta: Delta) -> Chunk:
-        return self._delta(choice, {"content": delta.text}, logprobs=_chat_logprobs(choice, delta))
-
-    def closing(self, choice: Choice) -> Chunk:
+    def body(self, choice: Choice, delta: Delta, usage: Usage | None) -> Chunk:
         return self._delta(
-            choice, {}, finish_reason=choice.finish_reason, stop_reason=choice.stop_reason
+            choice,
+            {"content": delta.text},
+            usage,
+            logprobs=_chat_logprobs(choice, delta),
+            **_told(choice, delta),
+        )
+
+    def closing(self, choice: Choice, usage: Usage | None) -> Chunk:
+        return self._delta(
+            choice, {}, usage, finish_reason=choice.finish_reason, stop_reason=choice.stop_reason
         )
 
     def whole(self, choice: Choice, delta: Delta) -> Json:
@@ -200,12 +171,24 @@ class ChatReply(Reply):
             "logprobs": _chat_logprobs(choice, delta),
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
+            **_told(choice, delta),
         }
+
+    def answer(
+        self, finished: Sequence[tuple[Choice, Delta]], usage: Usage, metrics: Metrics
+    ) -> Answer:
+        """See Reply."""
+        answer = super().answer(finished, usage, metrics)
+        first, _ = finished[0]
+        if first.telling.token_ids:
+            answer.prompt_token_ids = first.prompt_ids
+        return answer
 
     def _delta(
         self,
         choice: Choice,
         delta: Json,
+        usage: Usage | None,
         *,
         logprobs: Json | None = None,
         finish_reason: str | None = None,
@@ -220,36 +203,62 @@ class ChatReply(Reply):
                     "finish_reason": finish_reason,
                     **extra,
                 }
-            ]
+            ],
+            usage,
         )
 
 
 class CompletionReply(Reply):
-    """Answers of /v1/completions; a chunk has the shape of the answer."""
+    """Answers of /v1/completions; a chunk has the shape of the answer.
+
+    There may be several prompts, so each choice tells its own.
+    """
 
     id_prefix = "cmpl"
     chunk_object = answer_object = "text_completion"
 
-    def opening(self, choice: Choice) -> None:
-        return None
+    def opening(self, choice: Choice, usage: Usage | None) -> Chunk | None:
+        if not choice.telling.token_ids:
+            return None
+        opening = {**self._choice(choice, Delta(), None), "prompt_token_ids": choice.prompt_ids}
+        return self._chunk([opening], usage)
 
-    def body(self, choice: Choice, delta: Delta) -> Chunk:
-        return self._chunk([self._choice(choice, delta, finish_reason=None)])
+    def body(self, choice: Choice, delta: Delta, usage: Usage | None) -> Chunk:
+        told = _told(choice, delta)
+        return self._chunk([{**self._choice(choice, delta, None), **told}], usage)
 
-    def closing(self, choice: Choice) -> Chunk:
-        return self._chunk([self.whole(choice, Delta())])
+    def closing(self, choice: Choice, usage: Usage | None) -> Chunk:
+        return self._chunk([self._finished(choice, Delta())], usage)
 
     def whole(self, choice: Choice, delta: Delta) -> Json:
-        finished = self._choice(choice, delta, finish_reason=choice.finish_reason)
+        told = _told(choice, delta)
+        if choice.telling.token_ids:
+            told["prompt_token_ids"] = choice.prompt_ids
+        return {**self._finished(choice, delta), **told}
+
+    def _finished(self, choice: Choice, delta: Delta) -> Json:
+        finished = self._choice(choice, delta, choice.finish_reason)
         return {**finished, "stop_reason": choice.stop_reason}
 
-    def _choice(self, choice: Choice, delta: Delta, *, finish_reason: str | None) -> Json:
+    def _choice(self, choice: Choice, delta: Delta, finish_reason: str | None) -> Json:
         return {
             "index": choice.index,
             "text": delta.text,
             "logprobs": _completion_logprobs(choice, delta),
             "finish_reason": finish_reason,
         }
+
+
+def _told(choice: Choice, delta: Delta) -> Json:
+    """What this server tells besides OpenAI's fields, where the request wants it."""
+    told: Json = {}
+    if choice.telling.token_ids:
+        told["token_ids"] = delta.token_ids
+    if choice.telling.infos:
+        told["token_info"] = delta.infos
+    if choice.telling.rejected:
+        told["rejected_drafts"] = delta.rejected
+    return told
 
 
 def _chat_logprobs(choice: Choice, delta: Delta) -> Json | None:
@@ -299,16 +308,19 @@ class HttpError:
 
         Example: `HttpError.of(InvalidRequest("n: too many", param="n")).status` is 400.
         """
-        message = str(error)[:MAX_ERROR_LEN]
+        message = _shortened(" ".join(str(error).split()), MAX_MESSAGE_LEN)
         if isinstance(error, InvalidRequest):
+            param = None if error.param is None else _shortened(error.param, MAX_PARAM_LEN)
             status, code = 400, None
             if isinstance(error, ContextLengthExceeded):
                 code = "context_length_exceeded"
             elif isinstance(error, ModelNotFound):
                 status, code = 404, "model_not_found"
-            return cls(status, message, "invalid_request_error", error.param, code)
-        if isinstance(error, EngineStopped):
+            return cls(status, message, "invalid_request_error", param, code)
+        if isinstance(error, EngineStopped | Overloaded):
             return cls(503, message, "server_error", code="overloaded")
+        if isinstance(error, DeadlineExceeded):
+            return cls(504, message, "server_error", code="timeout")
         return cls(500, message, "server_error")
 
     def as_json(self) -> Json:
@@ -324,3 +336,11 @@ class HttpError:
 
 
 BUG = HttpError(500, "the server failed; its log has the details", "server_error")
+
+
+def _shortened(text: str, most: int) -> str:
+    """As much of the text as takes at most so many bytes in JSON."""
+    text = text[:most]
+    while len(to_json(text)) > most:
+        text = text[: len(text) * 9 // 10]
+    return text

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import sys
 from collections.abc import Awaitable, Generator, Sequence
+from functools import partial
 from pathlib import Path
 
 import uvicorn
 
 from specdec.config import EngineConfig
 from specdec.errors import UsageError
+from specdec.server.announcement import announcement
 from specdec.server.app import create_app
-from specdec.server.engine_client import ENGINE_COMMAND, EngineClient
+from specdec.server.connection import Connection
+from specdec.server.engine_client import ENGINE_COMMAND
+from specdec.server.gate import guarded
+from specdec.server.messages import Ready
 from specdec.server.service import Service
 from specdec.server.settings import DEFAULTS, ServerSettings
+from specdec.server.supervisor import Supervisor
+from specdec.server.templates import TemplatePool
 from specdec.tokenizer import Tokenizer
 
 GOODBYE_S = 2.0  # how long the error events of those that did not make it may take
@@ -38,14 +46,21 @@ def serve(
     On the first signal new requests get 503 and running ones have `settings.grace_s` seconds to
     finish; what is left then, or at a second signal, ends with an error event. Port 0 takes a free
     one.
-    The address is printed on stderr once the model is loaded; before that /health answers 503.
+    Once the model is loaded stderr has the line `ready: URL (model NAME, drafter NAMES)` and some
+    more about it, each indented; before that /health answers 503.
 
     Raises UsageError when the address cannot be used, and what kept the engine from starting.
     Example: `serve(EngineConfig(drafter="ngram"), port=8000)`.
     """
+    logging.getLogger("asyncio").addFilter(_is_news)
     with bind(host, port) as listener:
         name = served_model_name or config.model
         asyncio.run(_serve(config, settings, listener, name, engine_command))
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for what asyncio says when a client has gone while events were written for it."""
+    return record.msg != "socket.send() raised exception."
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -104,15 +119,17 @@ async def _serve(
     engine_command: Sequence[str],
 ) -> None:
     signals = _Signals()
-    engine = EngineClient(engine_command)
+    engine = Supervisor(engine_command, hang_s=settings.hang_s)
     service = Service(engine, served_model_name, settings)
     server = _Server(
         uvicorn.Config(
-            create_app(service),
-            http="h11",
+            guarded(create_app(service), service),
+            http=partial(Connection, settings=settings),  # type: ignore[arg-type]  # makes one
             ws="none",
             lifespan="off",
-            log_level="warning",
+            h11_max_incomplete_event_size=settings.max_header_len,
+            log_level="error",  # a client's mistakes are answered, and no news to who serves
+            proxy_headers=False,  # anybody can send them, to be another address
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=int(GOODBYE_S),
@@ -120,38 +137,39 @@ async def _serve(
     )
     answering = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        await engine.start(config)
+        await engine.start(config, is_tested=settings.self_test)
         loading = asyncio.create_task(_load(service))
         await _first_of(loading, signals.first.wait(), answering)
         if loading.done():
-            loading.result()
-            _say(f"ready: {_url(listener)} (model {served_model_name}, drafter {config.drafter})")
-            await _first_of(signals.first.wait(), answering, _say_when_stopped(service))
+            _say(announcement(_url(listener), config, loading.result(), service))
+            await _first_of(signals.first.wait(), answering)
             await _drain(service, signals)
         loading.cancel()
     finally:
         service.is_draining = True
         server.should_exit = True
         await asyncio.gather(answering, engine.shutdown(), return_exceptions=True)
+        if service.templates is not None:
+            await service.templates.close()
 
 
-async def _load(service: Service) -> None:
+async def _load(service: Service) -> Ready:
     ready = await service.engine.wait_ready()
-    service.tokenizer = await asyncio.to_thread(Tokenizer.load, Path(ready.folder))
+    tokenizer = await asyncio.to_thread(Tokenizer.load, Path(ready.folder))
+    service.templates = TemplatePool(tokenizer, service.settings, ready.max_model_len)
+    await service.templates.start()
+    service.tokenizer = tokenizer
+    return ready
 
 
 async def _drain(service: Service, signals: _Signals) -> None:
     service.is_draining = True
+    if count := len(service.running):
+        answers = "1 answer still runs" if count == 1 else f"{count} answers still run"
+        _say(f"stopping: {answers}; a second signal ends {'it' if count == 1 else 'them'} now")
     await _first_of(service.idle(), signals.second.wait(), asyncio.sleep(service.settings.grace_s))
     service.engine.fail_streams("the server is shutting down")
     await _first_of(service.idle(), asyncio.sleep(GOODBYE_S))
-
-
-async def _say_when_stopped(service: Service) -> None:
-    """Report the engine's death; the server stays up to say so on /health."""
-    await service.engine.stopped.wait()
-    _say(f"error: {service.engine.failure}")
-    await asyncio.Event().wait()
 
 
 async def _first_of(*work: Awaitable[object]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+import re
+from dataclasses import dataclass, field, fields
 
 from specdec.errors import UsageError
 
@@ -16,12 +17,13 @@ class ServerSettings:
     Raises UsageError when a value makes no sense.
     """
 
-    api_keys: tuple[str, ...] = ()  # none: everybody may ask
+    api_keys: tuple[str, ...] = field(default=(), repr=False)  # none: everybody may ask
     cors_origins: tuple[str, ...] = ()  # none: pages of other sites may not
     strict_params: bool = False  # refuse unknown fields of a body
     force_usage: bool = False  # every stream includes usage
     request_templates: bool = False  # a request may bring its own chat template
     access_log: bool = False
+    self_test: bool = True  # measure the speed-up before saying that the server is ready
 
     max_queued_requests: int = 256  # without a token yet; 0 = no bound
     max_queued_tokens: int = 262_144  # of their prompts; 0 = no bound
@@ -37,16 +39,38 @@ class ServerSettings:
     send_timeout_s: float = 60.0  # of a client that reads nothing
     template_timeout_s: float = 5.0
     grace_s: float = 30.0  # for running answers after the first signal
-    hang_s: float = 5.0  # silence of the engine that means it hangs
+    hang_s: float = 5.0  # silence of the engine that means it hangs; 0 = no limit
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for item in fields(self):
+            value = getattr(self, item.name)
             if isinstance(value, int | float) and not (value >= 0 and math.isfinite(value)):
-                name = field.name.removesuffix("_s").replace("_", " ")
-                raise UsageError(f"{name} must be at least 0, not {value}")
+                raise UsageError(f"{_words(item.name)} must be at least 0, not {value}")
+        for name in _POSITIVE:
+            if not getattr(self, name):
+                raise UsageError(f"{_words(name)} must be more than 0")
         if not all(key and key.isascii() and key.isprintable() for key in self.api_keys):
             raise UsageError("an API key must be printable ASCII and not empty")
+        for origin in self.cors_origins:
+            if not re.fullmatch(r"\*|https?://[^/\s]+", origin):
+                raise UsageError(
+                    f"a CORS origin looks like https://example.org, without a path, not {origin!r}"
+                )
+
+
+# Without them a client could hold what it wants for as long as it wants.
+_POSITIVE = (
+    *("max_body_len", "max_header_len", "header_timeout_s", "body_timeout_s", "send_timeout_s"),
+    "template_timeout_s",
+)
+
+
+def _words(name: str) -> str:
+    """A setting as a message says it.
+
+    Example: `_words("grace_s")` is "grace".
+    """
+    return name.removesuffix("_s").replace("_", " ")
 
 
 DEFAULTS = ServerSettings()

@@ -14,7 +14,8 @@ import typer
 from specdec.config import DEFAULT_MODEL, EngineConfig
 from specdec.drafters.training.commands import train_app
 from specdec.errors import SpecdecError, UsageError
-from specdec.evals.commands import bench_app, eval_app, kernels_app
+from specdec.evals.bench_commands import bench_app
+from specdec.evals.eval_commands import eval_app, kernels_app
 from specdec.options import (
     DEFAULTS,
     AsJson,
@@ -35,6 +36,7 @@ from specdec.options import (
     Weights,
     need_command,
 )
+from specdec.server.serve_command import serve
 
 app = typer.Typer(
     name="specdec",
@@ -48,6 +50,7 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(eval_app, name="eval")
 app.add_typer(kernels_app, name="kernels")
 app.add_typer(train_app, name="train")
+app.command()(serve)
 
 
 def main() -> None:
@@ -244,54 +247,6 @@ def _read(path: Path) -> str:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not UTF-8 text") from None
-
-
-@app.command()
-def serve(
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8000,
-    served_model_name: Annotated[
-        str | None, typer.Option(help="Model name that clients use; default: the model's.")
-    ] = None,
-    model: Model = DEFAULT_MODEL,
-    drafter: Drafter = DEFAULTS.drafter,
-    node_budget: NodeBudget = DEFAULTS.node_budget,
-    control: Control = DEFAULTS.control,
-    latency_weight: LatencyWeight = DEFAULTS.latency_weight,
-    verification: Rule = DEFAULTS.verification,
-    weights: Weights = DEFAULTS.weights,
-    device: Device = DEFAULTS.device,
-    threads: Threads = None,
-    max_model_len: Context = None,
-    kv_memory_mib: KvMemory = DEFAULTS.kv_memory_mib,
-    kv: Kv = DEFAULTS.kv,
-    backend: Backend = DEFAULTS.backend,
-    deterministic: Deterministic = DEFAULTS.deterministic,
-    token_budget: TokenBudget = DEFAULTS.token_budget,
-    max_running: Annotated[int, typer.Option(help="Most requests at once.")] = DEFAULTS.max_running,
-) -> None:
-    """Serve the OpenAI-compatible API."""
-    config = EngineConfig(
-        model=model,
-        weights=weights,  # type: ignore[arg-type]  # validated by EngineConfig
-        device=device,
-        drafter=drafter,
-        node_budget=node_budget,
-        control=control,  # type: ignore[arg-type]  # validated by EngineConfig
-        latency_weight=latency_weight,
-        verification=verification,  # type: ignore[arg-type]  # validated by EngineConfig
-        max_model_len=max_model_len,
-        token_budget=token_budget,
-        max_running=max_running,
-        kv_memory_mib=kv_memory_mib,
-        kv=kv,  # type: ignore[arg-type]  # validated by EngineConfig
-        backend=backend,  # type: ignore[arg-type]  # validated by EngineConfig
-        deterministic=deterministic,
-        threads=threads,
-    )
-    from specdec.server.serve import serve as run
-
-    run(config, host=host, port=port, served_model_name=served_model_name)
 
 
 @app.command()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from specdec.kv_cache import slot_at
 from specdec.plan import DecodeStep, StepPlan
-from specdec.request import Request, TokenRecord
+from specdec.request import RejectedNode, Request, TokenRecord
 from specdec.scheduler import Scheduler
 from specdec.target import PagedCache
 from specdec.tree import DraftTree
@@ -16,13 +16,31 @@ from specdec.verification import Verdict
 
 @dataclass(frozen=True)
 class VerifiedStep:
-    """A decode step with its tree and verdict; `error` is set where logits were not finite."""
+    """A decode step with its tree and verdict; `error` is set where no token could be chosen.
+
+    `error_kind` names a class of `specdec.errors` where the request is at fault.
+    """
 
     step: DecodeStep
     tree: DraftTree
     verdict: Verdict
     records: tuple[TokenRecord, ...]
     error: str | None = None
+    error_kind: str | None = None
+
+    def rejected(self, num_kept: int) -> tuple[RejectedNode, ...]:
+        """The draft nodes that did not become output, of which the step brought `num_kept` tokens.
+
+        What a stop or a limit cut is among them, as in the request's counts.
+        """
+        tree, accepted = self.tree, set(self.verdict.path[:num_kept])
+        return tuple(
+            RejectedNode(
+                tree.token_ids[node], tree.sources[node], tree.depths[node], self.records[0].step
+            )
+            for node in range(1, tree.num_nodes)
+            if node not in accepted
+        )
 
 
 @dataclass(frozen=True)
@@ -54,11 +72,15 @@ class Committer:
             plan, tuple((item.step.request, self._commit_decode(item)) for item in verified)
         )
 
+    def fail(self, request: Request, error: str, error_kind: str | None = None) -> None:
+        """End a request whose keys and values cannot be trusted."""
+        self._kv_cache.scrub(self._private_blocks(request))
+        request.finish("error", error, error_kind)
+
     def _commit_decode(self, item: VerifiedStep) -> tuple[TokenRecord, ...]:
         request = item.step.request
         if item.error is not None:
-            self._kv_cache.scrub(self._private_blocks(request))
-            request.finish("error", item.error)
+            self.fail(request, item.error, item.error_kind)
             return ()
         kept = []
         for record in item.records:
@@ -67,7 +89,11 @@ class Committer:
             if request.is_finished:
                 break
         num_accepted = min(len(kept), item.verdict.accepted_length)
-        request.stats.observe_step(item.tree.sources[1:], item.verdict.sources[:num_accepted])
+        request.stats.observe_step(
+            item.tree.sources[1:],
+            item.verdict.sources[:num_accepted],
+            deepest=max(item.tree.depths),
+        )
         request.num_computed = request.num_tokens - 1
         self._publish(request)
         if not request.is_finished:

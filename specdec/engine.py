@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,12 +17,15 @@ from specdec.composite import CompositeDrafter
 from specdec.config import EngineConfig
 from specdec.controller import Controller, FixedBudget
 from specdec.cost_profile import measured_cost
-from specdec.decision import StepTimes
+from specdec.counters import EngineCounters
+from specdec.decision import Reason, StepTimes
 from specdec.drafting import DraftContext, Drafter, parse_drafters
 from specdec.errors import ContextLengthExceeded, InvalidRequest
 from specdec.loading import LoadedModel, load_model, make_kv_cache
 from specdec.model_runner import ModelRunner
-from specdec.request import Request, RequestOutput, TokenRecord
+from specdec.out_of_memory import OUT_OF_MEMORY, is_out_of_memory
+from specdec.plan import StepPlan
+from specdec.request import RejectedNode, Request, RequestOutput, TokenRecord
 from specdec.sampling import Sampler
 from specdec.scheduler import Scheduler
 from specdec.text import StopMatcher
@@ -88,6 +93,8 @@ class Engine:
         self._samplers: dict[str, Sampler] = {}
         self._requests: dict[str, Request] = {}
         self._aborted: list[RequestOutput] = []
+        self._counters = EngineCounters()
+        self._reasons_before: Counter[Reason] = Counter()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -139,7 +146,10 @@ class Engine:
         request.max_output = min(request.max_output, limit - len(request.prompt_ids))
         if request.params.stop:
             request.stop_matcher = StopMatcher(
-                self.tokenizer, request.params.stop, min_tokens=request.params.min_tokens
+                self.tokenizer,
+                request.params.stop,
+                min_tokens=request.params.min_tokens,
+                skip_special_tokens=request.params.skip_special_tokens,
             )
         self._samplers[request.request_id] = Sampler(
             request.params,
@@ -150,6 +160,7 @@ class Engine:
         self._requests[request.request_id] = request
         self.drafter.admit(request)
         self.scheduler.add(request)
+        self._counters.observe_add(request)
 
     def abort(self, request_id: str) -> None:
         """End a request now; its last output comes with the next step. Unknown ids are ignored."""
@@ -166,25 +177,68 @@ class Engine:
         plan = self.scheduler.plan(self.controller.limits(self.scheduler.requests))
         if plan.is_empty:
             return outputs
+        self._counters.observe_plan(plan)
         candidates = self.drafter.draft(plan.decode_steps)
         trees = self.controller.choose(plan, candidates)
         packing = time.perf_counter()
-        batch = self.runner.pack(plan, trees)
-        target = self.runner.forward(batch)
-        verified = self._verifier.verify(plan, trees, target.logits, batch, self._samplers)
+        try:
+            batch = self.runner.pack(plan, trees)
+            target = self.runner.forward(batch)
+            verified = self._verifier.verify(plan, trees, target.logits, batch, self._samplers)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return outputs + self._fail(plan)  # nothing of the step is committed yet
         forward_s = time.perf_counter() - packing
         outcome = self._committer.commit(plan, verified)
         outputs += self._report(outcome, verified, target.hidden, batch.first_logit)
         draft_s = dict(self.drafter.asked_s)
         rest_s = time.perf_counter() - started - forward_s - sum(draft_s.values())
-        self.controller.observe(
-            verified, StepTimes(forward_s, rest_s, draft_s, dict(self.drafter.num_asked))
-        )
+        times = StepTimes(forward_s, rest_s, draft_s, dict(self.drafter.num_asked))
+        self.controller.observe(verified, times)
+        self._counters.observe_step(verified, outcome, times)
         return outputs
+
+    def count(self) -> dict[str, Any]:
+        """What the engine has done so far (`totals`) and holds now (`now`), ready for JSON.
+
+        `instance` tells it from an engine that takes its place. Keys: EngineCounters.totals.
+        Example: `engine.count()["totals"]["num_steps"]`.
+        """
+        reasons = self.controller.reasons - self._reasons_before
+        return {
+            "instance": self._counters.instance,
+            "totals": {
+                **self._counters.totals(self._requests.values()),
+                "reasons": {reason.value: count for reason, count in reasons.items()},
+                "faults": dict(self.drafter.num_faults),
+            },
+            "now": {
+                "num_running": len(self.scheduler.running),
+                "num_waiting": len(self.scheduler.waiting),
+                "num_blocks": self.pool.num_blocks,
+                "num_held_blocks": self.pool.num_blocks - self.pool.num_free,
+            },
+        }
+
+    def forget_counts(self) -> None:
+        """Count anew: what came before was a test, which says nothing about who is served."""
+        self._counters = EngineCounters()
+        self._reasons_before = self.controller.reasons.copy()
 
     def close(self) -> None:
         """Let drafters write what should outlive the engine."""
         self.drafter.close()
+
+    def _fail(self, plan: StepPlan) -> list[RequestOutput]:
+        """End the requests of a step for which there was no memory; others may need less."""
+        computed = [chunk.request for chunk in plan.prefill_chunks]
+        computed += [step.request for step in plan.decode_steps]
+        requests = {request.request_id: request for request in computed}
+        for request in requests.values():
+            self._committer.fail(request, OUT_OF_MEMORY)
+            self._forget(request)
+        return [_last_output(request, ()) for request in requests.values()]
 
     def _report(
         self,
@@ -202,12 +256,20 @@ class Engine:
                 rows = hidden[[first + node for node in item.verdict.rows]].float()
             self.drafter.observe(item.step.request, item.verdict, rows)
         outputs = []
-        for request, tokens in outcome.tokens:
+        for item, (request, tokens) in zip(verified, outcome.tokens, strict=True):
+            rejected = item.rejected(len(tokens)) if request.keeps_rejected and tokens else ()
             if request.is_finished:
                 self._forget(request)
-                outputs.append(_last_output(request, tokens))
+                outputs.append(_last_output(request, tokens, rejected))
             else:
-                outputs.append(RequestOutput(request.request_id, tokens))
+                outputs.append(
+                    RequestOutput(
+                        request.request_id,
+                        tokens,
+                        num_prefix_hit=request.num_prefix_hit,
+                        rejected=rejected,
+                    )
+                )
         return outputs
 
     def _make_controller(self) -> Controller:
@@ -223,13 +285,16 @@ class Engine:
         )
 
     def _forget(self, request: Request) -> None:
+        self._counters.observe_finish(request)
         self.scheduler.remove(request)
         self.drafter.release(request)
         self.controller.release(request)
         del self._requests[request.request_id], self._samplers[request.request_id]
 
 
-def _last_output(request: Request, tokens: tuple[TokenRecord, ...]) -> RequestOutput:
+def _last_output(
+    request: Request, tokens: tuple[TokenRecord, ...], rejected: tuple[RejectedNode, ...] = ()
+) -> RequestOutput:
     return RequestOutput(
         request.request_id,
         tokens,
@@ -237,4 +302,6 @@ def _last_output(request: Request, tokens: tuple[TokenRecord, ...]) -> RequestOu
         request.error,
         request.stats,
         request.num_prefix_hit,
+        rejected,
+        request.error_kind,
     )

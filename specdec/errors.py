@@ -7,6 +7,8 @@
     +-- CheckpointError          3   missing, truncated, unsafe or unsupported checkpoint
     |   +-- UnsupportedModel
     +-- EngineStopped            4   the engine is gone and cannot serve
+    +-- Overloaded               4   too much waits already (HTTP 503 with Retry-After)
+    +-- DeadlineExceeded         4   it took longer than is allowed (HTTP 504)
 
 `assert` is for our own bugs only; everything a user can cause raises one of these.
 """
@@ -50,5 +52,21 @@ class UnsupportedModel(CheckpointError):
 
 class EngineStopped(SpecdecError):
     """The engine has stopped; start a new one."""
+
+    exit_code = 4
+
+
+class Overloaded(SpecdecError):
+    """Too much waits already; ask again after `retry_after_s` seconds."""
+
+    exit_code = 4
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineExceeded(SpecdecError):
+    """An answer took longer than the server allows."""
 
     exit_code = 4

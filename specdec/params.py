@@ -40,6 +40,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
+    skip_special_tokens: bool = True  # in the text that stop strings are looked for in
     seed: int | None = None
     logprobs: int | None = None
 

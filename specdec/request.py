@@ -42,6 +42,16 @@ class TokenRecord:
     top_logprobs: tuple[tuple[int, float], ...] = ()
 
 
+@dataclass(frozen=True)
+class RejectedNode:
+    """A draft node that was verified and did not become output; fields as in TokenRecord."""
+
+    token_id: int
+    sources: tuple[str, ...]
+    depth: int
+    step: int
+
+
 @dataclass
 class Request:
     """A request's identity, parameters and progress. Only the engine's commit changes progress.
@@ -58,11 +68,13 @@ class Request:
     cache_salt: str = ""
     speculation: SpeculationLimits = NO_LIMITS
     prediction_ids: tuple[int, ...] = ()  # the text that the caller expects back
+    keeps_rejected: bool = False  # report rejected nodes too
     stop_matcher: StopMatcher | None = None
 
     phase: Phase = Phase.WAITING
     finish_reason: FinishReason | None = None
     error: str | None = None
+    error_kind: str | None = None  # a class of specdec.errors; none: the engine's own fault
     arrival: int = 0  # order of acceptance, set by the scheduler
     num_computed: int = 0
     num_prefix_hit: int = 0
@@ -108,12 +120,14 @@ class Request:
         elif len(self.output) >= self.max_output:
             self.finish("length")
 
-    def finish(self, reason: FinishReason, error: str | None = None) -> None:
+    def finish(
+        self, reason: FinishReason, error: str | None = None, error_kind: str | None = None
+    ) -> None:
         """Enter FINISHED; a request finishes once."""
         assert not self.is_finished, f"{self.request_id} finished twice"
         self.phase = Phase.FINISHED
         self.finish_reason = reason
-        self.error = error
+        self.error, self.error_kind = error, error_kind
 
 
 @dataclass(frozen=True)
@@ -126,3 +140,5 @@ class RequestOutput:
     error: str | None = None
     stats: SpeculationStats | None = None  # on the last output
     num_prefix_hit: int = 0
+    rejected: tuple[RejectedNode, ...] = ()  # of a request that keeps them
+    error_kind: str | None = None

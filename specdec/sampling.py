@@ -28,6 +28,10 @@ _NEG_INF = float("-inf")
 _NUCLEUS_GUESS = 256  # top-p looks at this many tokens before it sorts the whole vocabulary
 
 
+class NothingToChoose(Exception):
+    """Every token of a row is banned by the request's own parameters."""
+
+
 @dataclass(frozen=True)
 class Survivors:
     """Tokens that survive truncation, with the target's fully processed log-probabilities.
@@ -76,6 +80,11 @@ class Sampler:
         self._end_ids = torch.tensor(
             sorted({*eos_token_ids, *params.stop_token_ids}), dtype=torch.int64
         )
+        self._bans = (
+            params.allowed_token_ids is not None
+            or len(params.bad_words) > 0
+            or params.min_tokens > 0
+        )
         self._bias_ids = torch.tensor(list(params.logit_bias), dtype=torch.int64)
         self._bias = torch.tensor(list(params.logit_bias.values()), dtype=torch.float32)
         self._allowed = (
@@ -113,7 +122,7 @@ class Sampler:
 
         logits: [vocab], raw. output_ids: the output that leads to this row, the node's own path
         included. Same seed, position and row give the same token whatever was drafted. The lowest
-        token id wins a tie; greedy takes the argmax of the row.
+        token id wins a tie; greedy takes the argmax of the row. Raises NothingToChoose.
         """
         row = self._processed(logits, output_ids)
         if self.params.is_greedy:
@@ -170,6 +179,8 @@ class Sampler:
                 row[word[-1]] = _NEG_INF
         if len(output_ids) < params.min_tokens:
             row[self._end_ids] = _NEG_INF
+        if self._bans and float(row.max()) == _NEG_INF:
+            raise NothingToChoose
         return row
 
     def _surviving(self, scaled: Tensor) -> Tensor | None:
@@ -179,9 +190,7 @@ class Sampler:
             return (scaled >= threshold).nonzero()[:, 0]
         if self._allowed is None:
             return None
-        token_ids = (scaled > _NEG_INF).nonzero()[:, 0]
-        # With everything banned one token must still come out.
-        return token_ids if len(token_ids) else scaled.argmax()[None]
+        return (scaled > _NEG_INF).nonzero()[:, 0]
 
     def _threshold(self, scaled: Tensor) -> float:
         params, threshold = self.params, _NEG_INF

@@ -7,6 +7,7 @@ StopMatcher    whether a stop string has come
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,18 +30,19 @@ class Detokenizer:
     Example: `delta = detokenizer.push(token_id)`.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
         self._tokenizer = tokenizer
+        self._skips = skip_special_tokens
         self._ids: list[int] = []  # the window
         self._shown = ""  # text of the window that was returned already
         self._num_waiting = 0  # tokens since all of the text was complete
 
     def push(self, token_id: int) -> str:
         """Take a token; returns the text that became printable, maybe none."""
-        if self._tokenizer.is_hidden(token_id):
+        if self._tokenizer.is_hidden(token_id, skip_special_tokens=self._skips):
             return ""
         self._ids.append(token_id)
-        text = self._tokenizer.decode(self._ids)
+        text = self._decode(self._ids)
         num_held = min(len(text) - len(text.rstrip(REPLACEMENT)), MAX_CHAR_BYTES - 1)
         self._num_waiting = self._num_waiting + 1 if num_held else 0
         if 0 < self._num_waiting < MAX_CHAR_BYTES and not text.startswith(self._shown):
@@ -51,7 +53,7 @@ class Detokenizer:
 
     def flush(self) -> str:
         """The text still held back; call once, after the last push."""
-        text = self._tokenizer.decode(self._ids)
+        text = self._decode(self._ids)
         start, self._shown = len(self._shown), text
         return text[start:]
 
@@ -62,12 +64,15 @@ class Detokenizer:
         ):
             num_held = len(text) - num_shown
             for size in range(CONTEXT, CONTEXT + MAX_CHAR_BYTES):
-                tail = self._tokenizer.decode(self._ids[-size:])
+                tail = self._decode(self._ids[-size:])
                 if text.endswith(tail):  # else the cut is inside a character: try the next
                     break
             del self._ids[:-size]
             text, num_shown = tail, len(tail) - num_held
         self._shown = text[:num_shown]
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skips)
 
 
 class TextStream:
@@ -75,15 +80,23 @@ class TextStream:
 
     Text that may be the start of a stop string is held back until it is known not to be one. The
     text of the first `min_tokens - 1` tokens is shown whatever it holds: nothing stops there.
+    `keeps_stop` shows the stop string itself too.
 
     Example: `TextStream(tokenizer, ("\\n\\n",))`.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stops: tuple[str, ...] = (), *, min_tokens: int = 0
+        self,
+        tokenizer: Tokenizer,
+        stops: tuple[str, ...] = (),
+        *,
+        min_tokens: int = 0,
+        skip_special_tokens: bool = True,
+        keeps_stop: bool = False,
     ) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
         self._stops = stops
+        self._keeps_stop = keeps_stop
         self._num_free = max(0, min_tokens - 1)  # tokens still to come that cannot stop
         self._held = ""
         self.stopped_by: str | None = None
@@ -110,7 +123,7 @@ class TextStream:
         if found:
             end, self.stopped_by = min(found, key=lambda match: match[0])
             self._held = ""
-            return text[:end]
+            return text[: end + len(self.stopped_by) if self._keeps_stop else end]
         end = len(text) - (0 if is_last else self._num_ambiguous(text))
         self._held = text[end:]
         return text[:end]
@@ -128,9 +141,16 @@ class StopMatcher:
     """Tells whether a request's text contains a stop string, also one that spans tokens."""
 
     def __init__(
-        self, tokenizer: Tokenizer, stops: tuple[str, ...], *, min_tokens: int = 0
+        self,
+        tokenizer: Tokenizer,
+        stops: tuple[str, ...],
+        *,
+        min_tokens: int = 0,
+        skip_special_tokens: bool = True,
     ) -> None:
-        self._stream = TextStream(tokenizer, stops, min_tokens=min_tokens)
+        self._stream = TextStream(
+            tokenizer, stops, min_tokens=min_tokens, skip_special_tokens=skip_special_tokens
+        )
 
     def push(self, token_id: int) -> bool:
         """Take a token; True once the text so far contains a stop string."""

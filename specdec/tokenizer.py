@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tokenizers
 
+from specdec.chat_template import ChatTemplates, read_templates
 from specdec.checkpoints import read_json
+from specdec.control_tokens import ControlTokens
 from specdec.errors import CheckpointError, InvalidRequest
 
-if TYPE_CHECKING:
-    from jinja2 import Template
-
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
-END_OF_FINAL_MESSAGE = "<<specdec: the final message ends here>>"  # unlikely in any message
+# How byte-level vocabularies spell bytes: printable ones as themselves, the others from U+0100 on.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = sorted(set(range(256)) - set(_PRINTABLE))
+_BYTE_OF = {chr(x): x for x in _PRINTABLE} | {chr(256 + i): x for i, x in enumerate(_OTHERS)}
+_FALLBACK = re.compile("<0x[0-9A-F]{2}>")  # a byte in vocabularies of characters
+LONE_SURROGATE = "text holds a lone surrogate; send valid Unicode"
 
 
 class Tokenizer:
@@ -41,11 +44,10 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._templates = (
-            {"default": chat_template} if isinstance(chat_template, str) else chat_template or {}
-        )
-        self._compiled: dict[str, Template] = {}
-        self._special_tokens = dict(special_tokens or {})
+        if isinstance(chat_template, str):
+            chat_template = {"default": chat_template}
+        self.templates = ChatTemplates(chat_template or {}, special_tokens)
+        self.control = ControlTokens(backend)
         self._special_ids = frozenset(
             token_id
             for token_id, token in backend.get_added_tokens_decoder().items()
@@ -81,7 +83,7 @@ class Tokenizer:
         return cls(
             backend,
             eos_token_ids=tuple(dict.fromkeys(x for x in eos if isinstance(x, int))),
-            chat_template=_read_template(folder, config),
+            chat_template=read_templates(folder, config),
             special_tokens=special_tokens,
         )
 
@@ -90,7 +92,7 @@ class Tokenizer:
         try:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         except TypeError:  # a lone surrogate, which JSON can carry
-            raise InvalidRequest("text holds a lone surrogate; send valid Unicode") from None
+            raise InvalidRequest(LONE_SURROGATE) from None
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD."""
@@ -108,9 +110,29 @@ class Tokenizer:
                 return token_id, ours, theirs
         return None
 
-    def is_hidden(self, token_id: int) -> bool:
+    def token_text(self, token_id: int) -> str:
+        """A token as the vocabulary spells it, such as "Ġthe"; empty for no token at all."""
+        return self._backend.id_to_token(token_id) or ""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token stands for: text as UTF-8, or a part of a character's bytes.
+
+        Example: `b"".join(map(tokenizer.token_bytes, ids))` is the text of `ids`, special tokens
+        shown; a tokenizer that puts a space before every text shows that too.
+        """
+        token = self.token_text(token_id)
+        if token_id in self._backend.get_added_tokens_decoder():
+            return token.encode()
+        if "ByteLevel" in repr(self._backend.decoder):
+            return bytes(_BYTE_OF[char] for char in token if char in _BYTE_OF)
+        if _FALLBACK.fullmatch(token):
+            return bytes.fromhex(token[3:5])
+        return token.replace("▁", " ").encode()
+
+    def is_hidden(self, token_id: int, *, skip_special_tokens: bool = True) -> bool:
         """Whether `decode` leaves this token out: it is special, empty, or no token at all."""
-        return token_id in self._special_ids or not self._backend.id_to_token(token_id)
+        is_skipped = skip_special_tokens and token_id in self._special_ids
+        return is_skipped or not self._backend.id_to_token(token_id)
 
     def render_chat(
         self,
@@ -127,34 +149,12 @@ class Tokenizer:
 
         Example: `render_chat([{"role": "user", "content": "Hi"}])`.
         """
-        # Templates test for a key's presence, so a null is the same as no key.
-        chat = [{k: v for k, v in message.items() if v is not None} for message in messages]
-        if continue_final_message:
-            if not chat or not isinstance(chat[-1].get("content"), str):
-                raise InvalidRequest("the final message has no text to continue", param="messages")
-            # The space shows whether the template trims messages; then the text is trimmed too.
-            chat[-1]["content"] += END_OF_FINAL_MESSAGE + " "
-        variables: dict[str, Any] = {"tools": None, "documents": None, **self._special_tokens}
-        variables |= template_kwargs
-        variables["messages"] = chat
-        variables["add_generation_prompt"] = add_generation_prompt and not continue_final_message
-        template = self._template(has_tools=bool(variables["tools"]))
-        try:
-            text = template.render(variables)
-        except Exception as error:  # a template fails in as many ways as a program
-            reason = " ".join(str(error).split())
-            raise InvalidRequest(
-                f"the chat template refuses these messages: {reason}", param="messages"
-            ) from error
-        if not continue_final_message:
-            return text
-        text, found, rest = text.rpartition(END_OF_FINAL_MESSAGE)
-        if not found:
-            raise InvalidRequest(
-                "the chat template changes the final message, so it cannot be continued",
-                param="messages",
-            )
-        return text if rest.startswith(" ") else text.rstrip()
+        return self.templates.render(
+            messages,
+            template_kwargs,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
 
     def encode_chat(
         self,
@@ -164,83 +164,27 @@ class Tokenizer:
         continue_final_message: bool = False,
         **template_kwargs: Any,
     ) -> list[int]:
-        """Token ids of `render_chat`; the template writes its special tokens itself."""
+        """Token ids of `render_chat`; the template writes its special tokens itself.
+
+        Those that the messages hold are read as text: whoever writes them ends no turn.
+        """
+        (messages, template_kwargs), mark = self.control.guard((messages, template_kwargs))
         text = self.render_chat(
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             **template_kwargs,
         )
-        return self.encode(text, add_special_tokens=False)
+        return self.encode_rendered(text, mark)
 
-    def _template(self, *, has_tools: bool) -> Template:
-        name = "tool_use" if has_tools and "tool_use" in self._templates else "default"
-        if name not in self._templates:
-            raise InvalidRequest(
-                "this model has no chat template; send a prompt instead of messages",
-                param="messages",
-            )
-        if name not in self._compiled:
-            self._compiled[name] = _compile(self._templates[name])
-        return self._compiled[name]
-
-
-def _compile(source: str) -> Template:
-    """Compile a chat template in the environment that templates are written for."""
-    from jinja2 import TemplateError, nodes
-    from jinja2.ext import Extension
-    from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """`{% generation %}` marks the assistant's text for training; here it only groups."""
-
-        tags = {"generation"}  # noqa: RUF012  # as the base class declares it
-
-        def parse(self, parser: Parser) -> nodes.Node:
-            line = next(parser.stream).lineno
-            return nodes.Scope(parser.parse_statements(("name:endgeneration",), True), lineno=line)
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    def to_json(
-        value: Any,
-        ensure_ascii: bool = False,
-        indent: int | None = None,
-        separators: tuple[str, str] | None = None,
-        sort_keys: bool = False,
-    ) -> str:
-        return json.dumps(
-            value,
-            ensure_ascii=ensure_ascii,
-            indent=indent,
-            separators=separators,
-            sort_keys=sort_keys,
-        )
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
-    )
-    environment.filters["tojson"] = to_json  # Jinja's own escapes HTML
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    try:
-        return environment.from_string(source)
-    except TemplateError as error:
-        raise CheckpointError(
-            f"the chat template is invalid ({error}); correct chat_template.jinja"
-        ) from error
-
-
-def _read_template(folder: Path, config: Mapping[str, Any]) -> str | dict[str, str] | None:
-    try:
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    except FileNotFoundError:
-        template = config.get("chat_template")
-    if isinstance(template, list):
-        return {entry["name"]: entry["template"] for entry in template}
-    return template if isinstance(template, str) else None
+    def encode_rendered(self, text: str, mark: str = "") -> list[int]:
+        """Token ids of a text that a chat template wrote; `mark` is that of `control.guard`."""
+        if not mark:
+            return self.encode(text, add_special_tokens=False)
+        try:
+            return self.control.encode(text, mark)
+        except TypeError:
+            raise InvalidRequest(LONE_SURROGATE) from None
 
 
 def _read_optional(path: Path) -> dict[str, Any]:

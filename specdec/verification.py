@@ -20,7 +20,7 @@ from torch import Tensor
 from specdec.config import Verification
 from specdec.noise import coin, gumbel_all
 from specdec.request import TokenRecord
-from specdec.sampling import Sampler, raw_log_probs
+from specdec.sampling import NothingToChoose, Sampler, raw_log_probs
 from specdec.tree import ROOT_SOURCE, DraftTree
 
 TYPICAL_EPSILON, TYPICAL_ALPHA = 0.09, 0.3  # posterior threshold and alpha of the Medusa paper
@@ -65,6 +65,9 @@ def verify(
     logits: [num_nodes, vocab], raw target logits per node. output_ids: the request's output so
     far, the root included. Each node is judged with its own path as history.
 
+    Raises NothingToChoose where the request bans every token after the root. Where it does so
+    after a deeper node, that node's token is the last one, as it would be without drafts.
+
     Example: `verify("coupled", DraftTree.root_only(5), logits, sampler, [5])` is plain decoding.
     """
     step = _RULES[rule]
@@ -72,8 +75,15 @@ def verify(
     chosen: list[int] = []
     node = 0
     while True:
-        child, token_id = step(tree, node, logits[node], sampler, [*output_ids, *chosen])
-        chosen.append(token_id)
+        try:
+            child, token_id = step(tree, node, logits[node], sampler, [*output_ids, *chosen])
+        except NothingToChoose:
+            if not path:
+                raise
+            path.pop()
+            child = None
+        else:
+            chosen.append(token_id)
         if child is None:
             sources = (*(tree.sources[n] for n in path), (ROOT_SOURCE,))
             return Verdict(tuple(path), tuple(chosen), sources)

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from specdec.commit import VerifiedStep
 from specdec.config import Verification
+from specdec.errors import InvalidRequest
 from specdec.kernels import dispatch
 from specdec.kernels.batch import Batch
 from specdec.plan import DecodeStep, StepPlan
-from specdec.sampling import Sampler
+from specdec.sampling import NothingToChoose, Sampler
 from specdec.tree import DraftTree
 from specdec.verification import NO_VERDICT, records, verify
 
@@ -80,7 +81,17 @@ def verify_step(
 ) -> VerifiedStep:
     """Walk one tree on the host. logits: [num_nodes, vocab]."""
     request = step.request
-    verdict = verify(rule, tree, logits, sampler, request.output_ids)
+    try:
+        verdict = verify(rule, tree, logits, sampler, request.output_ids)
+    except NothingToChoose:
+        return VerifiedStep(
+            step,
+            tree,
+            NO_VERDICT,
+            (),
+            "no token is left to choose: allowed_token_ids, bad_words and min_tokens ban them all",
+            InvalidRequest.__name__,
+        )
     tokens = records(
         verdict, logits, step=request.stats.num_steps, num_logprobs=request.params.logprobs
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specdec.noise import gumbel_all
 from specdec.params import SamplingParams
-from specdec.sampling import Sampler, raw_log_probs
+from specdec.sampling import NothingToChoose, Sampler, raw_log_probs
 
 VOCAB = 12
 EOS = 11
@@ -263,12 +263,12 @@ def test_more_than_the_shortcut_allowed_loses_none() -> None:
     assert probs == pytest.approx([1 / 800 if t in allowed else 0.0 for t in range(1000)])
 
 
-def test_a_row_with_everything_banned_still_yields_a_token() -> None:
-    """Such a request is its sender's mistake; it must not take the engine down."""
+def test_a_row_with_everything_banned_yields_no_token() -> None:
     only: dict[str, Any] = {"allowed_token_ids": frozenset({5}), "bad_words": ((5,),)}
     for temperature, top_k in ((0.0, 0), (1.0, 0), (1.0, 2)):
-        params = SamplingParams(temperature=temperature, top_k=top_k, **only)
-        assert 0 <= sampler_for(params).choose(torch.zeros(VOCAB), []) < VOCAB
+        sampler = sampler_for(SamplingParams(temperature=temperature, top_k=top_k, **only))
+        with pytest.raises(NothingToChoose):
+            sampler.choose(torch.zeros(VOCAB), [])
 
 
 def test_a_bad_word_is_banned_only_after_its_beginning() -> None:

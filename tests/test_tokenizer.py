@@ -73,6 +73,29 @@ def test_special_tokens_are_single_ids_that_decode_skips() -> None:
     assert tokenizer.vocab_size == 260
 
 
+@settings(deadline=None)
+@given(st.text(st.characters(codec="utf-8")))
+def test_the_bytes_of_tokens_are_those_of_the_text(text: str) -> None:
+    tokenizer = Tokenizer(backend())
+    ids = tokenizer.encode(text + "<|im_end|>", add_special_tokens=False)
+    assert b"".join(map(tokenizer.token_bytes, ids)) == f"{text}<|im_end|>".encode()
+
+
+def test_tokens_of_a_vocabulary_of_characters_have_bytes_too() -> None:
+    vocab = {"<unk>": 0, "▁": 1, "a": 2, "<0xC3>": 3, "<0xA9>": 4, "▁a": 5}
+    plain = tokenizers.Tokenizer(
+        models.BPE(vocab, [("▁", "a")], unk_token="<unk>", byte_fallback=True)
+    )
+    plain.pre_tokenizer = pre_tokenizers.Metaspace()
+    plain.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    tokenizer = Tokenizer(plain)
+    ids = tokenizer.encode("a aé")
+    assert ids == [5, 5, 3, 4]
+    assert b"".join(map(tokenizer.token_bytes, ids)) == " a aé".encode()
+    assert [tokenizer.token_text(token_id) for token_id in (5, 3, 99)] == ["▁a", "<0xC3>", ""]
+    assert tokenizer.token_bytes(99) == b""
+
+
 def test_limits_kept_from_training_do_not_apply(tmp_path: Path) -> None:
     limited = backend()
     limited.enable_truncation(2)

@@ -15,7 +15,7 @@ import typer
 
 from specdec.config import EngineConfig
 from specdec.errors import UsageError
-from specdec.evals import commands, crossover, simulation_report
+from specdec.evals import bench_commands, crossover, simulation_report
 from specdec.evals.closed_loop import ClosedLoop, LoopRun, LoopStep
 from specdec.evals.crossover import Answers, CrossoverSettings, Setting
 from specdec.evals.crossover_summary import Cell, bounds, cell_rows, crossovers, summary
@@ -289,7 +289,7 @@ def test_a_failed_bound_fails_the_command_if_it_is_to_hold(
         patch.object(crossover, "measure", measure),
         pytest.raises(typer.Exit) as done,
     ):
-        commands.crossover(
+        bench_commands.crossover(
             *("1,2", ["off", "adaptive"], ["chat"]),
             quick=True,
             out=tmp_path,
@@ -324,12 +324,12 @@ def test_the_command_refuses_before_it_measures(tmp_path: Path) -> None:
                 patch.object(crossover, "find_spec", lambda name: "found"),
                 pytest.raises(UsageError, match=message),
             ):
-                commands.crossover(**{"out": tmp_path / "out", **options})
+                bench_commands.crossover(**{"out": tmp_path / "out", **options})
         with (
             patch.object(crossover, "find_spec", lambda name: None),
             pytest.raises(UsageError, match="the plot needs matplotlib"),
         ):
-            commands.crossover(out=tmp_path / "out")
+            bench_commands.crossover(out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -344,7 +344,7 @@ def test_simulate_prints_what_the_simulation_reports(capsys: pytest.CaptureFixtu
         patch.object(simulation_report, "report", report),
         patch.object(simulation_report, "render", lambda found: f"{found['rows']} row"),
     ):
-        commands.simulate()
-        commands.simulate(quick=True, as_json=True)
+        bench_commands.simulate()
+        bench_commands.simulate(quick=True, as_json=True)
     assert capsys.readouterr().out == '1 row\n{"rows": 2}\n'
     assert all(0 < few < all_ for all_, few in zip(*numbers, strict=True))

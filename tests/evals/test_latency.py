@@ -13,7 +13,7 @@ import pytest
 
 from specdec.config import Backend, EngineConfig
 from specdec.errors import UsageError
-from specdec.evals import commands, latency, latency_table, latency_trend, peers
+from specdec.evals import bench_commands, latency, latency_table, latency_trend, peers
 from specdec.evals.contender import Contender, Run
 from specdec.evals.latency import BASELINE, DRAFTED, LatencySettings, measure
 from specdec.evals.peers import PeerSetup
@@ -211,11 +211,11 @@ def test_the_command_prints_appends_and_compares(
         return report
 
     with patch.object(latency, "measure", measure):
-        commands.latency(append=path, vs=["openvino"], gguf=path, kv="int8", max_tokens=7)
+        bench_commands.latency(append=path, vs=["openvino"], gguf=path, kv="int8", max_tokens=7)
         first = capsys.readouterr().out
-        commands.latency(append=path, quick=True)
+        bench_commands.latency(append=path, quick=True)
         second = capsys.readouterr().out
-        commands.latency(append=path, as_json=True, quick=True, rounds=3, max_tokens=40)
+        bench_commands.latency(append=path, as_json=True, quick=True, rounds=3, max_tokens=40)
         printed = capsys.readouterr().out
     whole, quick, given = asked
     assert (whole.peers, whole.gguf, whole.config.kv) == (("openvino",), path, "int8")
@@ -232,22 +232,22 @@ def test_the_command_refuses_before_it_measures(tmp_path: Path) -> None:
     (tmp_path / "folder.png").mkdir()
     with patch.object(latency, "measure", lambda settings: pytest.fail("measured")):
         with (
-            patch.object(commands, "find_spec", lambda name: None),
+            patch.object(bench_commands, "find_spec", lambda name: None),
             pytest.raises(UsageError, match="--plot needs matplotlib"),
         ):
-            commands.latency(plot=tmp_path / "steps.png")
+            bench_commands.latency(plot=tmp_path / "steps.png")
         with pytest.raises(UsageError, match="cannot append to"):
-            commands.latency(append=tmp_path)
+            bench_commands.latency(append=tmp_path)
         with (
-            patch.object(commands, "find_spec", lambda name: "found"),
+            patch.object(bench_commands, "find_spec", lambda name: "found"),
             pytest.raises(UsageError, match=r"cannot write .*: Is a directory"),
         ):
-            commands.latency(plot=tmp_path / "folder.png")
+            bench_commands.latency(plot=tmp_path / "folder.png")
         with (
-            patch.object(commands, "find_spec", lambda name: "found"),
+            patch.object(bench_commands, "find_spec", lambda name: "found"),
             pytest.raises(UsageError, match=r"writes a PNG: call it .*/steps\.png"),
         ):
-            commands.latency(plot=tmp_path / "steps.xyz")
+            bench_commands.latency(plot=tmp_path / "steps.xyz")
         assert not (tmp_path / "steps.xyz").exists()
         with pytest.raises(UsageError, match="unknown weights 'fp3'"):
-            commands.latency(weights="fp3")
+            bench_commands.latency(weights="fp3")

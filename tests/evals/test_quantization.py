@@ -13,7 +13,7 @@ import torch
 
 from specdec.config import EngineConfig
 from specdec.errors import UsageError
-from specdec.evals import commands, quantization
+from specdec.evals import eval_commands, quantization
 from specdec.evals.quantization import Divergence, PredictionReader, evaluate, read_texts, split
 from specdec.loading import load_model
 from tests.evals.toy_folder import load_or_skip, toy_config, write_toy
@@ -165,11 +165,11 @@ def test_the_command_prints_a_table_or_json(
     path = tmp_path / "text.txt"
     path.write_text(TEXT)
     arguments = {"text": [path], "weights": "fp32,bf16", "backend": "torch", "model": str(folder)}
-    commands.quantization(**arguments)  # type: ignore[arg-type]
+    eval_commands.quantization(**arguments)  # type: ignore[arg-type]
     assert capsys.readouterr().out.startswith(f"{folder} on {path}\n")
-    commands.quantization(**arguments, as_json=True)  # type: ignore[arg-type]
+    eval_commands.quantization(**arguments, as_json=True)  # type: ignore[arg-type]
     report = json.loads(capsys.readouterr().out)
     assert [row["weights"] for row in report["variants"]] == ["fp32", "bf16"]
     assert report["texts"] == [str(path)]
     with pytest.raises(UsageError, match="unknown weights ''"):
-        commands.quantization(**{**arguments, "weights": "fp32,"})  # type: ignore[arg-type]
+        eval_commands.quantization(**{**arguments, "weights": "fp32,"})  # type: ignore[arg-type]

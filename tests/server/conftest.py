@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -29,11 +31,16 @@ TEMPLATE = (
 )
 SERVE = """
 import ast
+import asyncio
+import signal
 import sys
 from specdec.config import EngineConfig
 from specdec.errors import SpecdecError
 from specdec.server.serve import serve
 from specdec.server.settings import ServerSettings
+def count_tasks(*_):
+    print("tasks:", len(asyncio.all_tasks()), file=sys.stderr, flush=True)
+signal.signal(signal.SIGUSR1, count_tasks)
 try:
     serve(
         EngineConfig(model=sys.argv[1], control=sys.argv[3]),
@@ -65,6 +72,15 @@ def make_folder(folder: Path) -> Path:
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").touch()
     return folder
+
+
+def read_to_end(connection: socket.socket) -> str:
+    """What a connection still brings, until the other side closes it or resets it."""
+    received = bytearray()
+    with contextlib.suppress(ConnectionResetError):
+        while data := connection.recv(65536):
+            received += data
+    return received.decode()
 
 
 @dataclass(frozen=True)
@@ -105,7 +121,7 @@ class RunningServer:
         **settings: object,
     ) -> None:
         self.folder = folder
-        settings = {"grace_s": 5.0, **settings}
+        settings = {"grace_s": 5.0, "self_test": False, **settings}
         arguments = (str(folder), str(port), control, repr(settings), *engine_command)
         self.process = subprocess.Popen(
             [sys.executable, "-W", "error", "-c", SERVE, *arguments],
@@ -159,8 +175,41 @@ class RunningServer:
     def post(self, path: str, body: object, **headers: str) -> Answer:
         return self.request("POST", path, body, **headers)
 
-    def get(self, path: str) -> Answer:
-        return self.request("GET", path)
+    def get(self, path: str, **headers: str) -> Answer:
+        return self.request("GET", path, **headers)
+
+    def open(self, data: bytes = b"", *, timeout_s: float = 20) -> socket.socket:
+        """A connection on which these bytes have been sent."""
+        url = urlsplit(self.url)
+        connection = socket.create_connection((url.hostname, url.port), timeout=timeout_s)
+        connection.sendall(data)
+        return connection
+
+    def exchange(self, data: bytes) -> str:
+        """Send these bytes and read until the server closes the connection."""
+        with self.open(data) as connection:
+            return read_to_end(connection)
+
+    @property
+    def num_sockets(self) -> int:
+        """TCP sockets that the server process holds, the one that listens included."""
+        folder = Path(f"/proc/{self.process.pid}")
+        table = (folder / "net/tcp").read_text().splitlines()[1:]
+        names = {f"socket:[{line.split()[9]}]" for line in table}
+        count = 0
+        for link in (folder / "fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                count += os.readlink(link) in names
+        return count
+
+    @property
+    def num_tasks(self) -> int:
+        """Tasks of the server's event loop; only for a server that says nothing else meanwhile."""
+        assert self.process.stderr is not None
+        self.process.send_signal(signal.SIGUSR1)
+        while not (line := self.process.stderr.readline()).startswith("tasks: "):
+            assert line.startswith("  "), line  # what it said when it was ready
+        return int(line.removeprefix("tasks: "))
 
     @staticmethod
     def eventually(check: Callable[[], object], timeout_s: float = 5.0) -> None:
@@ -171,11 +220,14 @@ class RunningServer:
             time.sleep(0.01)
 
     def end(self, number: int = signal.SIGTERM) -> str:
-        """Send a signal and wait; returns the rest of stderr."""
+        """Send a signal and wait; returns the rest of stderr, less what was said when ready."""
         if "client" in vars(self):
             self.client.close()
         self.process.send_signal(number)
-        return self.process.communicate(timeout=15)[1]
+        lines = self.process.communicate(timeout=15)[1].splitlines(keepends=True)
+        while lines and lines[0].startswith("  "):
+            del lines[0]
+        return "".join(lines)
 
 
 @pytest.fixture(scope="session")

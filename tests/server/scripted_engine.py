@@ -5,14 +5,17 @@ per character byte: `[[{"burst": 3}]]Hello` yields "Hello" three tokens to a ste
 
     burst      tokens per step (1)
     delay_s    seconds per step (0)
+    queue_s    seconds before it begins with the request (0)
     wait_s     seconds before the first token (0)
-    die        "crash" (an exception), "kill" (SIGKILL) or "request" (only this request fails)
+    die        "crash" (an exception), "kill" (SIGKILL), "stop" (SIGSTOP), "hang" (a step without
+               end), "oom" (MemoryError), "exit" (code 7) or "request" (only this request fails)
     die_after  output tokens before that (0)
     refuse     message of the InvalidRequest that add() raises
     end        False leaves out the end-of-sequence token: the text repeats
 
-What the engine is told goes to `journal.jsonl` in the model's folder. A file `silent` there makes
-the controller fail to explain itself.
+What the engine is told goes to `journal.jsonl` in the model's folder. Other files there: `silent`
+makes the controller fail to explain itself, `broken` keeps the engine from starting, `held` lets it
+load until it is removed, `longest_step_s` holds the seconds that a step may take.
 """
 
 from __future__ import annotations
@@ -29,9 +32,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from specdec.config import EngineConfig
+from specdec.counters import EngineCounters
 from specdec.decision import Decision, Reason
 from specdec.errors import CheckpointError, ContextLengthExceeded, InvalidRequest
-from specdec.request import Request, RequestOutput, TokenRecord
+from specdec.request import Phase, Request, RequestOutput, TokenRecord
 from specdec.server import engine_process
 from specdec.text import StopMatcher
 from specdec.tokenizer import Tokenizer
@@ -49,7 +53,8 @@ class Script:
         self.request = request
         self.token_ids = tokenizer.encode(self.text, add_special_tokens=False)
         self.eos = () if self.options.get("end") is False else tokenizer.eos_token_ids
-        self.starts_at = time.monotonic() + self.options.get("wait_s", 0)
+        self.begins_at = time.monotonic() + self.options.get("queue_s", 0)
+        self.starts_at = self.begins_at + self.options.get("wait_s", 0)
 
     def token(self, position: int) -> int:
         if position < len(self.token_ids):
@@ -97,9 +102,12 @@ class ScriptedController:
 class ScriptedEngine:
     def __init__(self, config: EngineConfig) -> None:
         self.folder = Path(config.model)
+        self._note("loading", pid=os.getpid())
         if (self.folder / "broken").exists():
             raise CheckpointError("the weights are broken; pull the model again")
         time.sleep(float(os.environ.get("SCRIPTED_LOAD_S", "0")))
+        while (self.folder / "held").exists():
+            time.sleep(0.01)
         tokenizer = Tokenizer.load(self.folder)
         self.loaded = SimpleNamespace(
             name="scripted",
@@ -119,6 +127,14 @@ class ScriptedEngine:
 
     def close(self) -> None:
         """Nothing outlives it."""
+
+    def count(self) -> dict[str, Any]:
+        """Its steps; it counts nothing else."""
+        reasons = {"speculate": len(self.controller._decisions)}
+        steps = {"num_steps": reasons["speculate"]}
+        totals = {**EngineCounters().totals(()), **steps, "reasons": reasons, "faults": {}}
+        now = dict.fromkeys(("num_running", "num_waiting", "num_blocks", "num_held_blocks"), 1)
+        return {"instance": str(os.getpid()), "totals": totals, "now": now}
 
     def add(self, request: Request) -> None:
         prompt = self.loaded.tokenizer.decode(request.prompt_ids)
@@ -152,6 +168,8 @@ class ScriptedEngine:
             self.controller.observe(len(self._scripts))
         time.sleep(max((s.options.get("delay_s", 0.0) for s in self._scripts.values()), default=0))
         for script in list(self._scripts.values()):
+            if time.monotonic() >= script.begins_at:
+                script.request.phase = Phase.RUNNING
             if time.monotonic() >= script.starts_at:
                 outputs.append(self._advance(script))
         return outputs
@@ -160,10 +178,7 @@ class ScriptedEngine:
         request = script.request
         options = script.options
         if "die" in options and len(request.output) >= options.get("die_after", 0):
-            if options["die"] == "crash":
-                raise RuntimeError("the script says so")
-            if options["die"] == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
+            end(options["die"])
             del self._scripts[request.request_id]
             return RequestOutput(request.request_id, (), "error", "logits are not finite")
         first = len(request.output)
@@ -172,13 +187,12 @@ class ScriptedEngine:
             if request.is_finished:
                 break
             token_id = script.token(len(request.output))
-            record = TokenRecord(
-                token_id, ("script",) if depth else ("target",), depth, request.stats.num_steps
-            )
+            sources = ("target",) if depth == burst - 1 else ("script",)
+            record = TokenRecord(token_id, sources, depth + 1, request.stats.num_steps)
             if request.params.logprobs is not None:
                 top = tuple((token_id + k, -0.5 - k) for k in range(request.params.logprobs))
                 record = TokenRecord(
-                    token_id, record.sources, depth, record.step, -0.5, top_logprobs=top
+                    token_id, sources, record.depth, record.step, -0.5, top_logprobs=top
                 )
             request.append(record, self.loaded.eos_token_ids)
         tokens = tuple(request.output[first:])
@@ -190,12 +204,37 @@ class ScriptedEngine:
         reason = request.finish_reason
         return RequestOutput(request.request_id, tokens, reason, None, request.stats, 16)
 
+    def seconds(self, name: str, default: float = 0.0) -> float:
+        """What a file in the model's folder says."""
+        file = self.folder / name
+        return float(file.read_text()) if file.exists() else default
+
     def _note(self, what: str, **more: object) -> None:
         with (self.folder / "journal.jsonl").open("a") as journal:
             journal.write(json.dumps({"what": what, **more}) + "\n")
 
 
+def end(how: str) -> None:
+    """End the engine, in a way that only a request's failure does not."""
+    if how == "crash":
+        raise RuntimeError("the script says so")
+    if how == "oom":
+        raise MemoryError
+    if how == "exit":
+        sys.exit(7)
+    if how == "hang":
+        time.sleep(3600)
+    signals = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+    if how in signals:
+        os.kill(os.getpid(), signals[how])
+
+
+def longest_step_s(engine: Any) -> float:
+    return float(engine.seconds("longest_step_s"))
+
+
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=int(sys.argv[1])) as sock:
-        sys.exit(engine_process.run(sock, ScriptedEngine))
+        engine_process.end_with_server(sock)
+        sys.exit(engine_process.run(sock, ScriptedEngine, longest_step_s))

@@ -53,6 +53,7 @@ def test_the_sequence_of_chunks(server: RunningServer) -> None:
     chunks = list(
         stream(server, "Hello", directives={"burst": 2, "delay_s": 0.03}, stream_options=options)
     )
+    assert [c.usage.completion_tokens for c in chunks] == [0, 2, 4, 6, 6, 6]
     first, *body, last, totals = chunks
     assert len({(c.id, c.created, c.model, c.object) for c in chunks}) == 1
     assert first.object == "chat.completion.chunk"
@@ -81,7 +82,9 @@ def test_the_raw_stream(server: RunningServer) -> None:
     *chunks, done = answer.events
     assert done == "[DONE]"
     for chunk in chunks:
-        assert set(chunk) == {"id", "object", "created", "model", "choices"}, "no usage unasked"
+        assert set(chunk) == {
+            *("id", "object", "created", "model", "system_fingerprint", "choices")
+        }, "no usage unasked"
         assert {"index", "delta", "logprobs", "finish_reason"} <= set(chunk["choices"][0])
     body["stream_options"] = {"include_usage": True}
     *chunks, totals, done = server.post("/v1/chat/completions", body).events
@@ -193,7 +196,7 @@ def test_two_choices(server: RunningServer) -> None:
         assert [c.finish_reason for c in mine] == [None] * (len(mine) - 1) + ["stop"]
     assert chunks[-1].usage.completion_tokens == 12, "both choices count"
     assert chunks[-1].usage.prompt_tokens == len('user:[[{"delay_s": 0.01}]]twice\nassistant:')
-    assert chunks[-1].metrics == {"speculative_decoding": None}
+    assert chunks[-1].metrics["speculative_decoding"]["num_spec_steps"] == 12, "of both"
     assert [note["seed"] for note in server.journal("add")[-2:]] == [2**63 - 1, 2**63]
 
     whole = server.client.chat.completions.create(model="toy", messages=say("twice"), n=2)

@@ -25,7 +25,7 @@ PATH = "/debug/speculation"
 # Says that it is ready, leaves the first question unanswered until the second has come.
 LATE_ENGINE = """
 import socket, sys
-from specdec.server.engine_process import Channel
+from specdec.server.channel import Channel
 from specdec.server.messages import Explain, Explanation, Ready
 with socket.socket(fileno=int(sys.argv[1])) as sock:
     channel = Channel(sock)
@@ -133,6 +133,7 @@ def test_an_engine_that_cannot_explain_goes_on_serving(
 def test_a_dead_engine_is_503(own_server: Callable[..., RunningServer]) -> None:
     server = own_server()
     server.wait_ready()
+    (server.folder / "held").touch()  # the engine that is started next does not come
     answer = server.post("/v1/chat/completions", say("abc", die="kill"))
     assert answer.status == 503
     after = server.get(PATH)

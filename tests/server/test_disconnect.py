@@ -68,6 +68,25 @@ def test_also_before_the_first_token(server: RunningServer, streamed: bool) -> N
     assert server.journal("abort")[-1]["num_tokens"] == 0
 
 
+def test_nor_does_the_engine_hear_of_who_goes_while_the_prompt_is_read(
+    server: RunningServer,
+) -> None:
+    """Rendering and encoding a long prompt takes a while, and nobody waits for this one."""
+    num_added = len(server.journal("add"))
+    messages = [{"role": "user", "content": "word " * 200_000}]
+    body = json.dumps({"model": "toy", "messages": messages, "max_tokens": 1500}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+    connection = server.open(head % len(body) + body)
+    server.eventually(lambda: server.get("/debug/load").status == 200)  # the body has arrived
+    hang_up(connection, "close")
+    answer = server.client.chat.completions.create(
+        model="toy", messages=[{"role": "user", "content": "[[{}]]next"}]
+    )
+    assert answer.choices[0].message.content == "next"
+    assert len(server.journal("add")) == num_added + 1
+    assert server.get("/debug/load").json["queued"] == 0
+
+
 def test_an_answer_that_ended_is_not_aborted(server: RunningServer) -> None:
     num_aborted = len(server.journal("abort"))
     messages = [{"role": "user", "content": "short"}]

@@ -12,15 +12,18 @@ from specdec.config import EngineConfig
 from specdec.limits import SpeculationLimits
 from specdec.params import SamplingParams
 from specdec.request import TokenRecord
-from specdec.server.engine_process import Channel
+from specdec.server.channel import Channel
 from specdec.server.messages import (
     HEADER_LEN,
     MAX_FRAME_LEN,
     Abort,
+    Alive,
+    Count,
     Explain,
     Explanation,
     Failed,
     Output,
+    Ping,
     Ready,
     Shutdown,
     Start,
@@ -58,14 +61,17 @@ TO_ENGINE: list[ToEngine] = [
     ),
     Abort("r"),
     Explain(1, 20),
+    Count(2),
+    Ping(),
     Shutdown(),
 ]
 RECORD = TokenRecord(5, ("ngram",), 1, 0, logprob=-0.5, top_logprobs=((5, -0.5), (6, -1.0)))
 TO_SERVER: list[ToServer] = [
-    Ready("m", "/folder", "ngram", 100, 50, (1,)),
+    Ready("m", "/folder", "ngram", 100, 50, (1,), longest_step_s=1.5),
     Tokens([Output("r", [RECORD], "stop", stats={"a": [1, 2]}, num_prefix_hit=16), Output("s")]),
     Explanation(1, {"control": "adaptive", "decisions": [{"step": 1, "gain": 1.5}]}),
     Explanation(2, error="why"),
+    Alive(),
     Failed("CheckpointError", "why"),
 ]
 

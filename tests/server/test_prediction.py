@@ -13,8 +13,9 @@ from specdec.errors import InvalidRequest
 from specdec.server.choice import Choice
 from specdec.server.generation import prepare
 from specdec.server.messages import Ready
-from specdec.server.protocol import ChatBody, CompletionBody, parse_body
-from specdec.server.responses import PredictionTokens, Usage
+from specdec.server.parsing import parse_body
+from specdec.server.protocol import ChatBody, CompletionBody
+from specdec.server.usage import PredictionTokens, Usage
 from tests.server.conftest import RunningServer, make_folder
 from tests.server.test_real_engine import add_weights
 from tests.toy import compiled_native, toy_tokenizer
@@ -115,6 +116,60 @@ def test_it_goes_with_several_choices(server: RunningServer) -> None:
     ]
     assert counts(singles[1])[0] > 30
     assert counts(both) == tuple(map(sum, zip(*map(counts, singles), strict=True)))
+
+
+COMBINATIONS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "sampled": {"temperature": 1, "top_p": 0.9},
+    "n": {"n": 3, "temperature": 1},
+    "logprobs": {"logprobs": True, "top_logprobs": 3},
+    "stop": {"stop": True},
+    "stop kept": {"stop": True, "extra_body": {"include_stop_str_in_output": True}},
+    "penalties": {"presence_penalty": 1, "frequency_penalty": 0.5, "logit_bias": {"5": 3}},
+    "limit": {"max_tokens": 7},
+    "by token": {"extra_body": {"stream_interval": "token"}},
+    "told": {"extra_body": {"token_info": {"rejected": True}, "return_token_ids": True}},
+}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_it_changes_no_answer(server: RunningServer, name: str, streamed: bool) -> None:
+    """With every field, streamed and whole: the same tokens and log-probabilities, and counts."""
+    fields = dict(COMBINATIONS[name])
+    fields["extra_body"] = {**FIELDS["extra_body"], **fields.get("extra_body", {})}
+    text = create(server, **{**fields, "stop": None, "n": 1}).choices[0].message.content
+    if fields.pop("stop", False):
+        fields["stop"] = [text[25:28]]
+    told = {"token_info", "rejected_drafts", "prompt_token_ids"}
+    plain = create(server, **fields)
+    guess = content(f"{text[:12]}~{text[13:]}")
+    if not streamed:
+        predicted = create(server, **fields, prediction=guess)
+        shown = [choice.model_dump(exclude=told) for choice in predicted.choices]
+        assert shown == [choice.model_dump(exclude=told) for choice in plain.choices]
+        usage, stats = predicted.usage, predicted.metrics["speculative_decoding"]
+    else:
+        *chunks, totals = create(
+            server,
+            **fields,
+            prediction=guess,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        for choice in plain.choices:
+            mine = [c for chunk in chunks for c in chunk.choices if c.index == choice.index]
+            assert "".join(c.delta.content or "" for c in mine) == choice.message.content
+            assert mine[-1].finish_reason == choice.finish_reason
+            if choice.logprobs is not None:
+                entries = [e for c in mine if c.logprobs for e in c.logprobs.content]
+                assert entries == choice.logprobs.content
+        usage, stats = totals.usage, totals.metrics["speculative_decoding"]
+    assert usage.completion_tokens == plain.usage.completion_tokens
+    details = usage.completion_tokens_details
+    drafted = details.accepted_prediction_tokens + details.rejected_prediction_tokens
+    assert details.accepted_prediction_tokens == stats["num_accepted_draft_tokens"] > 0
+    assert drafted == stats["num_draft_tokens"]
 
 
 @pytest.mark.parametrize("text", ["", []])

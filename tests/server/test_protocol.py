@@ -10,14 +10,9 @@ import pytest
 from specdec.errors import ContextLengthExceeded, InvalidRequest
 from specdec.limits import SpeculationLimits
 from specdec.params import SamplingParams
-from specdec.server.protocol import (
-    ChatBody,
-    CompletionBody,
-    GenerationBody,
-    choice_params,
-    parse_body,
-    sampling_params,
-)
+from specdec.server.parsing import parse_body
+from specdec.server.protocol import ChatBody, CompletionBody
+from specdec.server.sampling_fields import choice_params, sampling_params
 from specdec.server.unsupported import UNSUPPORTED
 
 
@@ -188,10 +183,14 @@ def test_a_drafter_that_does_not_run_is_refused_with_those_that_do(name: str) ->
         ("response_format", {"type": "json_object"}),
         ("echo", True),
         ("suffix", "end"),
-        ("best_of", 2),
         ("audio", {"voice": "v"}),
         ("guided_json", {}),
-        ("skip_special_tokens", False),
+        ("structured_outputs", {"json": {}}),
+        ("store", True),
+        ("service_tier", "flex"),
+        ("kv_transfer_params", {"a": [1]}),
+        ("n_predict", 5),
+        ("tool_choice", "required"),
     ],
 )
 def test_a_known_field_that_is_not_supported_is_refused_by_name(field: str, value: object) -> None:
@@ -202,11 +201,17 @@ def test_an_unsupported_field_that_asks_for_nothing_is_fine() -> None:
     for field, values in UNSUPPORTED.items():
         for value in values:
             chat(**{field: value})
-    assert refused(lambda: chat(best_of=True)) == "best_of", "True is not 1"
+            completion(**{field: value})
+    assert refused(lambda: chat(id_slot=-1.0)) == "id_slot", "-1.0 is not -1"
+
+
+@pytest.mark.parametrize("field", ["add_generation_prompt", "chat_template", "reasoning_effort"])
+def test_a_chats_own_fields_are_refused_by_completions(field: str) -> None:
+    assert refused(lambda: completion(**{field: "x"})) == field
 
 
 def test_unknown_fields_are_ignored() -> None:
-    assert params(chat(kv_transfer_params={"a": [1]}, xyz="1")) == params(chat())
+    assert params(chat(rank=[1], xyz="1")) == params(chat())
 
 
 @pytest.mark.parametrize(
@@ -228,6 +233,25 @@ def test_unknown_fields_are_ignored() -> None:
         ("logit_bias", {"x": 1}),
         ("logit_bias", {"-1": 1}),
         ("logit_bias", {"1": "a"}),
+        ("logit_bias", {"1": 100.5}),
+        ("bad_words", ["x"] * 129),
+        ("bad_words", ["x" * 1025]),
+        ("stop", "x" * 1025),
+        ("best_of", 2),
+        ("request_id", "../a"),
+        ("request_id", "a\nb"),
+        ("request_id", "a\0"),
+        ("request_id", ""),
+        ("truncate_prompt_tokens", -2),
+        ("truncation_side", "middle"),
+        ("stream_interval", "word"),
+        ("stream_interval", 1),
+        ("cache_salt", "x" * 1025),
+        ("add_special_tokens", True),
+        ("chat_template_kwargs", {"messages": []}),
+        ("chat_template_kwargs", {"self": 1}),
+        ("reasoning_effort", "heroic"),
+        ("documents", 1),
         ("bad_words", [""]),
         ("allowed_token_ids", []),
         ("min_tokens", 1000),
@@ -251,47 +275,40 @@ def test_a_missing_field_is_named() -> None:
     assert refused(lambda: parse_body(b'{"messages": []}', ChatBody)) == "model"
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b"null",
-        b'{"model": "m", "messages": [], "temperature": NaN}',
-        b'{"model": "m", "messages": [], "temperature": 1e999}',
-        b'{"model": "m", "messages": [], "unknown": NaN}',
-        b'{"model": "m", "messages": [], "user": "\xff"}',
-        b'{"model": "m", "messages": [], "unknown": "\xff"}',
-        b'{"model": "m", "messages": [], "user": "\\ud800"}',
-        b'\xef\xbb\xbf{"model": "m", "messages": []}',
-        b'{"unknown": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-        b'{"tools": ' + b'{"a":' * 5000 + b"1" + b"}" * 5000 + b"}",
-    ],
-)
-@pytest.mark.parametrize("kind", [ChatBody, CompletionBody])
-def test_a_broken_body_is_refused_in_short(raw: bytes, kind: type[GenerationBody]) -> None:
-    refused(lambda: parse_body(raw, kind))
+def test_fields_that_ban_every_token_are_refused_where_that_is_known() -> None:
+    def use(**fields: Any) -> SamplingParams:
+        return sampling_params(
+            chat(**fields),
+            encoder=ByteEncoder(),
+            num_prompt=1,
+            max_model_len=99,
+            eos_token_ids=(2,),
+        )
+
+    for fields in (
+        {"allowed_token_ids": [97], "bad_words": ["a"]},
+        {"allowed_token_ids": [2], "min_tokens": 1},
+        {"allowed_token_ids": [2, 97, 5], "min_tokens": 1, "bad_words": ["a"]}
+        | {"stop_token_ids": [5]},
+    ):
+        assert refused(lambda fields=fields: use(**fields)) == "allowed_token_ids"
+    assert use(allowed_token_ids=[2]).allowed_token_ids == frozenset({2})
+    assert use(allowed_token_ids=[97], bad_words=["aa"]).bad_words
 
 
-def test_message_parts() -> None:
-    text = {"type": "text", "text": "a"}
-    body = chat(
-        messages=[
-            {"role": "developer", "content": [text, text]},
-            {"role": "user", "content": "b", "name": "n"},
-            {"role": "assistant", "content": None, "tool_calls": []},
-        ]
-    )
-    assert body.template_messages() == [
-        {"role": "system", "content": "a\na"},
-        {"role": "user", "content": "b", "name": "n"},
-        {"role": "assistant", "content": ""},
-    ]
-    image = chat(messages=[{"role": "user", "content": [text, {"type": "image_url"}]}])
-    assert refused(image.template_messages) == "messages[0].content[1]"
-    called = chat(messages=[{"role": "assistant", "tool_calls": [{"id": "1"}]}])
-    assert refused(called.template_messages) == "messages[0].tool_calls"
+def test_what_is_told_of_the_request_changes_nothing() -> None:
+    habits = {
+        "user": "u",
+        "safety_identifier": "s",
+        "metadata": {"a": "b"},
+        "prompt_cache_key": "k",
+        "spaces_between_special_tokens": True,
+        "best_of": 1,
+        "request_id": "r-1.a:b_C",
+    }
+    chats = {"parallel_tool_calls": True, "store": False, "service_tier": "auto"}
+    assert params(chat(**habits, **chats)) == params(chat())
+    assert params(completion(**habits)) == params(completion())
 
 
 def test_prompt_forms() -> None:

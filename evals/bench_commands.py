@@ -1,4 +1,4 @@
-"""The commands `specdec bench`, `specdec eval` and `specdec kernels`."""
+"""The commands `specdec bench`."""
 
 from __future__ import annotations
 
@@ -27,14 +27,6 @@ from specdec.options import (
 
 bench_app = typer.Typer(
     help="Measure on this machine.", invoke_without_command=True, callback=need_command
-)
-eval_app = typer.Typer(
-    help="Measure what a setting does to the answers.",
-    invoke_without_command=True,
-    callback=need_command,
-)
-kernels_app = typer.Typer(
-    help="The Triton kernels of the GPU path.", invoke_without_command=True, callback=need_command
 )
 
 
@@ -118,100 +110,26 @@ def _check_plot(file: Path) -> None:
         raise UsageError(f"cannot write {file}: {error.strerror}") from None
 
 
-@eval_app.command()
-def quantization(
-    text: Annotated[
-        list[Path] | None, typer.Option(help="Local text to predict; repeatable.")
-    ] = None,
-    weights: Annotated[
-        str, typer.Option(help="Precisions of the weights, separated by commas.")
-    ] = "bf16,int8,int4,fp32",
-    kv: Annotated[
-        str, typer.Option(help="Precisions of the KV cache, separated by commas.")
-    ] = DEFAULTS.kv,
-    backend: Backend = DEFAULTS.backend,
-    threads: Threads = None,
-    model: Model = DEFAULT_MODEL,
-    as_json: AsJson = False,
-) -> None:
-    """Perplexity of texts under each precision, and how far it is from fp32's predictions."""
-    from specdec.evals.quantization import evaluate, read_texts, render
-
-    texts = read_texts(text or ())
-    report = evaluate(
-        EngineConfig(
-            model=model,
-            backend=backend,  # type: ignore[arg-type]  # validated by EngineConfig
-            threads=threads,
-        ),
-        texts,
-        weights.split(","),  # type: ignore[arg-type]  # validated by EngineConfig
-        kv.split(","),  # type: ignore[arg-type]  # validated by EngineConfig
-    )
-    print(json.dumps(report) if as_json else render(report))
-
-
-@eval_app.command()
-def acceptance(
-    questions: Annotated[
-        Path | None,
-        typer.Option(help="Spec-Bench's question.jsonl; without it only the code edits are run."),
-    ] = None,
-    per_task: Annotated[int, typer.Option(help="Questions of each task.", min=1)] = 20,
-    drafter: Annotated[
-        list[str] | None,
-        typer.Option(help="Drafters to compare, each as --drafter takes them; repeatable."),
-    ] = None,
-    task: Annotated[list[str] | None, typer.Option(help="Only this task; repeatable.")] = None,
-    temperature: Annotated[float, typer.Option(help="Of all answers.", min=0)] = 0.0,
-    no_noise: Annotated[
-        bool, typer.Option("--no-noise", help="Draft plain top-k trees for sampled requests too.")
-    ] = False,
-    max_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 128,
-    node_budget: NodeBudget = 32,
+@bench_app.command(name="server")
+def bench_server(
+    rounds: Annotated[int, typer.Option(help="Interleaved repetitions.", min=1)] = 7,
+    quick: Annotated[bool, typer.Option("--quick", help="Few rounds, tokens, streams.")] = False,
     weights: Weights = DEFAULTS.weights,
-    backend: Backend = DEFAULTS.backend,
     threads: Threads = None,
-    kv_memory_mib: KvMemory = 512,
     model: Model = DEFAULT_MODEL,
-    as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the table as README has it.")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tokens per step, draft cost and speed of drafters by task; the answers must be equal."""
-    from specdec.evals.acceptance import AcceptanceSettings, evaluate, markdown, render
-    from specdec.evals.questions import code_edits, spec_bench
+    """What the server adds to the engine alone, and whether a crowd is felt. Exit code 1 if not."""
+    from specdec.evals.server_overhead import OverheadSettings, measure, render
 
-    asked = spec_bench(questions, per_task) if questions is not None else []
-    asked += code_edits(per_task)
-    if task:
-        asked = [question for question in asked if question.task in task]
-    if not asked:
-        raise UsageError("no question is of these tasks")
-    settings = AcceptanceSettings(
-        EngineConfig(
-            model=model,
-            weights=weights,  # type: ignore[arg-type]  # validated by EngineConfig
-            backend=backend,  # type: ignore[arg-type]  # validated by EngineConfig
-            node_budget=node_budget,
-            threads=threads,
-            kv_memory_mib=kv_memory_mib,
-            max_model_len=4096,
-        ),
-        asked,
-        tuple(
-            drafter or ("ngram", "suffix", "prediction", "medusa", "small-model", "suffix,medusa")
-        ),
-        temperature=temperature,
-        max_tokens=max_tokens,
-        uses_noise=not no_noise,
-    )
-    report = evaluate(settings)
-    show = markdown if as_markdown else render
-    print(json.dumps(report) if as_json else show(report))
-    if any(found["all"]["unequal_answers"] for found in report["drafters"].values()):
-        raise typer.Exit(1)
+    config = EngineConfig(model=model, weights=weights, threads=threads)  # type: ignore[arg-type]
+    settings = OverheadSettings(config, rounds=rounds)
+    if quick:
+        settings = OverheadSettings(config, rounds=2, steps=24, num_idle=10)
+    found = measure(settings)
+    print(json.dumps(found) if as_json else render(found))
+    holds = (*found["holds"].values(), *found["crowd"]["holds"].values())
+    raise typer.Exit(not all(holds))
 
 
 @bench_app.command(name="suffix")
@@ -328,20 +246,3 @@ def bench_kernels(
     from specdec.evals.kernel_bench import run
 
     raise typer.Exit(run(out, is_quick=quick, as_json=as_json))
-
-
-@kernels_app.command(name="compile")
-def compile_kernels(
-    target: Annotated[
-        list[str] | None, typer.Option(help="GPU to compile for; repeatable; default: all known.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Compile every kernel for every GPU; needs none. Exit code 1 if one must not ship."""
-    from specdec.evals.kernel_report import compile_kernels as run
-    from specdec.evals.kernel_report import render
-
-    report = run(target or ())
-    print(json.dumps(report) if as_json else render(report))
-    if report["num_failed"]:
-        raise typer.Exit(1)
