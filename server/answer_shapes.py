@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType, field
 
 from specdec.server.provenance import RejectedDraft, TokenInfo
 from specdec.server.usage import Usage
@@ -42,7 +42,7 @@ class SpeculativeDecoding(Shape, kw_only=True):
     num_spec_steps: int
     num_accepted_draft_tokens: int
     num_draft_tokens: int
-    num_spec_tokens: int
+    deepest: int = field(name="num_spec_tokens")  # depth of the deepest draft node
     accepted_by_source: dict[str, int]
     drafted_by_source: dict[str, int]
     disabled_drafters: dict[str, Any] | list[Any] | UnsetType = UNSET

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import signal
 import socket
-import sys
 from collections.abc import Awaitable, Generator, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from specdec.server.gate import guarded
 from specdec.server.messages import Ready
 from specdec.server.service import Service
 from specdec.server.settings import DEFAULTS, ServerSettings
-from specdec.server.supervisor import Supervisor
+from specdec.server.supervisor import Supervisor, say_on_stderr
 from specdec.server.templates import TemplatePool
 from specdec.tokenizer import Tokenizer
 
@@ -141,7 +140,7 @@ async def _serve(
         loading = asyncio.create_task(_load(service))
         await _first_of(loading, signals.first.wait(), answering)
         if loading.done():
-            _say(announcement(_url(listener), config, loading.result(), service))
+            say_on_stderr(announcement(_url(listener), config, loading.result(), service))
             await _first_of(signals.first.wait(), answering)
             await _drain(service, signals)
         loading.cancel()
@@ -166,7 +165,9 @@ async def _drain(service: Service, signals: _Signals) -> None:
     service.is_draining = True
     if count := len(service.running):
         answers = "1 answer still runs" if count == 1 else f"{count} answers still run"
-        _say(f"stopping: {answers}; a second signal ends {'it' if count == 1 else 'them'} now")
+        say_on_stderr(
+            f"stopping: {answers}; a second signal ends {'it' if count == 1 else 'them'} now"
+        )
     await _first_of(service.idle(), signals.second.wait(), asyncio.sleep(service.settings.grace_s))
     service.engine.fail_streams("the server is shutting down")
     await _first_of(service.idle(), asyncio.sleep(GOODBYE_S))
@@ -184,7 +185,3 @@ async def _first_of(*work: Awaitable[object]) -> None:
 def _url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -47,7 +47,8 @@ class BackOff:
 def say_on_stderr(line: str) -> None:
     """Tell the operator."""
     with contextlib.suppress(OSError):  # nobody listens any more, which is no reason to end
-        print(line, file=sys.stderr, flush=True)
+        sys.stderr.write(f"{line}\n")  # at once: others write there too
+        sys.stderr.flush()
 
 
 class Supervisor:

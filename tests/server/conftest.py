@@ -24,6 +24,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, pre_tokenizers
 
+from tests.server.said import Said
+
 HERE = Path(__file__).parent
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
@@ -134,11 +136,12 @@ class RunningServer:
                 "SCRIPTED_LOAD_S": str(load_s),
             },
         )
+        assert self.process.stderr is not None
+        self.said = Said(self.process.stderr)
         self.url = ""
 
     def wait_ready(self) -> None:
-        assert self.process.stderr is not None
-        line = self.process.stderr.readline()
+        line = self.said.next(timeout_s=120)
         found = re.match(r"ready: (http://\S+) \(model toy, drafter \S+\)$", line)
         assert found, line
         self.url = found.group(1)
@@ -205,9 +208,8 @@ class RunningServer:
     @property
     def num_tasks(self) -> int:
         """Tasks of the server's event loop; only for a server that says nothing else meanwhile."""
-        assert self.process.stderr is not None
         self.process.send_signal(signal.SIGUSR1)
-        while not (line := self.process.stderr.readline()).startswith("tasks: "):
+        while not (line := self.said.next(timeout_s=10)).startswith("tasks: "):
             assert line.startswith("  "), line  # what it said when it was ready
         return int(line.removeprefix("tasks: "))
 
@@ -224,7 +226,8 @@ class RunningServer:
         if "client" in vars(self):
             self.client.close()
         self.process.send_signal(number)
-        lines = self.process.communicate(timeout=15)[1].splitlines(keepends=True)
+        self.process.wait(timeout=15)
+        lines = self.said.rest(timeout_s=15).splitlines(keepends=True)
         while lines and lines[0].startswith("  "):
             del lines[0]
         return "".join(lines)

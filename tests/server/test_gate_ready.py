@@ -66,8 +66,7 @@ def test_a_real_engine_measures_itself(tmp_path: Path, is_tested: bool) -> None:
         assert (facts["running"], facts["kv_used"]) == (0, 0), "it leaves nothing running"
     finally:
         server.process.terminate()
-        assert server.process.stderr is not None
-        lines = server.process.stderr.read().splitlines()
+        lines = server.said.rest(timeout_s=15).splitlines()
         server.end()
     assert re.fullmatch(r"  memory   weights \d+ MiB, .* for \d+ tokens", lines[2]), lines
     speed = r"  speed    \d+ tokens/s plain, \d+ with speculation: \d+\.\d\dx on a list .*"
