@@ -82,7 +82,7 @@ def read_to_end(connection: socket.socket) -> str:
     with contextlib.suppress(ConnectionResetError):
         while data := connection.recv(65536):
             received += data
-    return received.decode()
+    return received.decode(errors="replace")  # it may be cut anywhere
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from typing import IO
 
 
 class Said:
@@ -12,7 +12,7 @@ class Said:
     Example: `said.next(timeout_s=10)` is the oldest line that was not asked for yet.
     """
 
-    def __init__(self, stream: Iterable[str]) -> None:
+    def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
         self._lines: list[str] = []
         self._has_ended = False
@@ -35,10 +35,11 @@ class Said:
         return "".join(lines)
 
     def _read(self) -> None:
-        for line in self._stream:
-            with self._news:
-                self._lines.append(line)
-                self._news.notify_all()
+        with self._stream:
+            for line in self._stream:
+                with self._news:
+                    self._lines.append(line)
+                    self._news.notify_all()
         with self._news:
             self._has_ended = True
             self._news.notify_all()

@@ -75,6 +75,7 @@ def test_an_engine_that_cannot_start(
     (tmp_path / "model-0").mkdir()
     (tmp_path / "model-0" / "broken").touch()
     server = own_server()
+    server.process.wait(timeout=15)
     said = server.said.rest(timeout_s=15)
     assert said == "error: the weights are broken; pull the model again\n"
     assert server.process.returncode == 3
@@ -169,6 +170,7 @@ def test_a_port_in_use_is_one_clear_line(
 ) -> None:
     port = int(server.url.rpartition(":")[2])
     second = own_server(port=port)
+    second.process.wait(timeout=15)
     said = second.said.rest(timeout_s=15)
     assert second.process.returncode == 2
     assert said == (
