@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from specdec.config import EngineConfig
 from specdec.errors import EngineStopped, SpecdecError
 from specdec.server.child_process import ChildProcess
+from specdec.server.frame_reader import FrameReader
 from specdec.server.messages import (
-    HEADER_LEN,
     Abort,
     Alive,
     Count,
@@ -31,7 +31,6 @@ from specdec.server.messages import (
     ToServer,
     decode_to_server,
     encode_frame,
-    frame_len,
     revive_error,
 )
 from specdec.server.output_stream import OutputStream
@@ -82,7 +81,7 @@ class EngineClient:
         self._num_questions = 0
         self.observer: Observer | None = None
         self._process: ChildProcess | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._frames = FrameReader(self._take)
         self._life: asyncio.Task[None] | None = None
         self._ready: Ready | None = None
         self._settled = asyncio.Event()  # ready or stopped
@@ -101,15 +100,15 @@ class EngineClient:
         try:
             ours, theirs = socket.socketpair()
             with theirs:
-                reader, self._writer = await asyncio.open_connection(sock=ours)
+                loop = asyncio.get_running_loop()
+                await loop.create_connection(lambda: self._frames, sock=ours)
                 self._process = ChildProcess(self._command, theirs.fileno())
         except OSError as error:
-            if self._writer is not None:
-                self._writer.close()
+            self._frames.close()
             self._end(f"the engine process cannot be started: {error.strerror or error}".lower())
             return
         self._is_connected = True
-        self._life = asyncio.create_task(self._live(reader, self._process))
+        self._life = asyncio.create_task(self._live(self._process))
         self._send(Start(config, is_tested))
 
     async def wait_ready(self) -> Ready:
@@ -218,16 +217,15 @@ class EngineClient:
 
     def _send(self, message: ToEngine) -> None:
         # Not drained: what a request may weigh is bounded, and the engine reads every step.
-        assert self._writer is not None
-        self._writer.write(encode_frame(message))
+        self._frames.write(encode_frame(message))
 
     def _observe(self, output: Output) -> None:
         if self.observer is not None:
             self.observer.take(output)
 
-    async def _live(self, reader: asyncio.StreamReader, process: ChildProcess) -> None:
-        """Hand out what the engine sends until it is gone or hangs; then end what is left."""
-        reading = asyncio.create_task(self._read(reader, process))
+    async def _live(self, process: ChildProcess) -> None:
+        """Wait until the engine is gone or hangs; then end what is left."""
+        reading = asyncio.create_task(self._frames.ended.wait())
         watching = asyncio.create_task(self._watch(process))
         await asyncio.wait((reading, watching), return_when=asyncio.FIRST_COMPLETED)
         has_left = reading.done()
@@ -235,24 +233,18 @@ class EngineClient:
             task.cancel()
         await asyncio.gather(reading, watching, return_exceptions=True)
         self._is_connected = False
-        assert self._writer is not None
-        self._writer.close()
+        self._frames.close()
+        if (error := self._frames.error) is not None:
+            traceback.print_exception(error)
+            self._failure = EngineStopped(f"the engine process sent what cannot be read: {error}")
+            process.kill()
         if self._failure is not None:
             self._fail_all()  # whoever waits need not wait for the exit as well
         how = await process.ended(EXIT_WAIT_S if has_left else 0.0)
         self._end(f"the engine process {how}")
 
-    async def _read(self, reader: asyncio.StreamReader, process: ChildProcess) -> None:
-        try:
-            while True:
-                header = await reader.readexactly(HEADER_LEN)
-                self._receive(decode_to_server(await reader.readexactly(frame_len(header))))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return
-        except Exception as error:  # a bug on either side: nothing that follows can be trusted
-            traceback.print_exc()
-            self._failure = EngineStopped(f"the engine process sent what cannot be read: {error}")
-            process.kill()
+    def _take(self, body: bytes) -> None:
+        self._receive(decode_to_server(body))
 
     async def _watch(self, process: ChildProcess) -> None:
         """Return once the process has ended or hangs. Where it is silent it is asked to answer."""
