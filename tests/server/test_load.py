@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,8 +124,10 @@ class Process:
         Less a socket for each child: the server starts a second process for templates when the
         first has much to do, and keeps it.
         """
-        links = [os.readlink(link) for link in Path(f"/proc/{self.pid}/fd").iterdir()]
-        found = Counter(link.partition(":[")[0] for link in links)
+        found: Counter[str] = Counter()
+        for link in Path(f"/proc/{self.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed since
+                found[os.readlink(link).partition(":[")[0]] += 1
         found["socket"] -= sum(
             len(path.read_text().split())
             for path in Path(f"/proc/{self.pid}/task").glob("*/children")
