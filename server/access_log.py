@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from datetime import UTC, datetime
 
@@ -11,6 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specdec.server.caller import caller_in
+from specdec.server.stderr_lines import say
 
 CLIENT_GONE = 499  # nobody reads the answer
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -55,14 +55,20 @@ class AccessLogMiddleware:
                 "status": status,
                 "request_id": request_id,
                 "seconds": round(time.perf_counter() - started, 4),
-                **_tokens(scope),
+                **_outcome(scope),
             }
-            print(json.dumps(line), file=sys.stderr, flush=True)
+            say(json.dumps(line))
 
 
-def _tokens(scope: Scope) -> dict[str, int]:
+def _outcome(scope: Scope) -> dict[str, object]:
+    """Tokens, and how each choice ended; null for one that did not, as at an error or an abort."""
     generation = caller_in(scope).generation
     if generation is None:
         return {}
     usage = generation.usage
-    return {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
+    ends = [choice.finish_reason for choice in generation.preparation.choices]
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "finish_reasons": [end if end in ("stop", "length") else None for end in ends],
+    }

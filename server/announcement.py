@@ -15,7 +15,7 @@ def announcement(url: str, config: EngineConfig, ready: Ready, service: Service)
         ready: http://127.0.0.1:8000 (model smollm2-135m-instruct, drafter prediction,suffix)
           model    smollm2-135m-instruct in /home/me/.cache/specdec/...; context 8192 tokens
           drafts   prediction,suffix; adaptive, at most 16 nodes a step
-          memory   weights 257 MiB, drafters 0 MiB, KV cache 1023 MiB for 46528 tokens
+          memory   weights 257 MiB, drafters 0 MiB, KV cache 1023 MiB, 1454 blocks for 46528 tokens
           access   everybody; --api-key-file asks for a key
           speed    111 tokens/s plain, 240 with speculation: 2.16x on a list that repeats itself
     """
@@ -45,9 +45,10 @@ def _drafts(config: EngineConfig) -> str:
 
 def _memory(facts: EngineFacts) -> str:
     cache_bytes = facts.num_blocks * facts.block_bytes
+    num_tokens = facts.num_blocks * facts.block_size
     return (
         f"weights {_mib(facts.weight_bytes)}, drafters {_mib(facts.drafter_bytes)}, "
-        f"KV cache {_mib(cache_bytes)} for {facts.num_blocks * facts.block_size} tokens"
+        f"KV cache {_mib(cache_bytes)}, {facts.num_blocks} blocks for {num_tokens} tokens"
     )
 
 

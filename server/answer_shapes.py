@@ -67,7 +67,7 @@ class TopLogprob(Shape, kw_only=True):
 
     token: str
     logprob: float
-    bytes: list[int] | None
+    bytes: list[int]
 
 
 class TokenLogprob(TopLogprob):

@@ -28,13 +28,6 @@ _NO_KEY = HttpError(
     "authentication_error",
     code="invalid_api_key",
 )
-_FOREIGN_PAGE = HttpError(
-    403,
-    "a page of another site may not use the password that the browser remembers; "
-    "send the header Authorization: Bearer KEY",
-    "authentication_error",
-    code="invalid_api_key",
-)
 
 
 def load_keys(file: Path | None, environ: MutableMapping[str, str] = os.environ) -> tuple[str, ...]:
@@ -85,7 +78,7 @@ class ApiKeyMiddleware:
 
     It looks at the path as it came, so that no way of writing one leads around it. A key comes as
     `Authorization: Bearer KEY`, or with Basic as the password, so that a browser can open the
-    chat page; what other sites' pages send with a remembered password is refused.
+    chat page.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
@@ -97,13 +90,10 @@ class ApiKeyMiddleware:
         if not (self._digests and scope["type"] == "http") or _is_open(scope):
             await self.app(scope, receive, send)
             return
-        scheme, key = _credentials(scope)
-        digest = self._known(key)
+        digest = self._known(_key_in(scope))
         if digest is None:
             refusal = error_response(_NO_KEY, {"WWW-Authenticate": _challenge(scope)})
             await refusal(scope, receive, send)
-        elif scheme == "basic" and _is_foreign(scope):
-            await error_response(_FOREIGN_PAGE)(scope, receive, send)
         else:
             tenant = hashlib.blake2b(digest, key=self._secret, digest_size=16)
             caller_in(scope).tenant = tenant.hexdigest()
@@ -123,21 +113,22 @@ def _is_open(scope: Scope) -> bool:
     return scope["method"] in ("GET", "HEAD") and scope["raw_path"] == b"/health"
 
 
-def _credentials(scope: Scope) -> tuple[str, bytes]:
-    """The scheme in lower case and the key; an empty key, which none is, where it is malformed."""
+def _key_in(scope: Scope) -> bytes:
+    """The key that came; an empty one, which none is, where it is malformed."""
     values = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(values) != 1:
-        return "", b""
+        return b""
     scheme, _, rest = values[0].strip().partition(b" ")
     rest = rest.strip()
     if scheme.lower() == b"bearer":
-        return "bearer", rest
+        return bytes(rest)
     if scheme.lower() == b"basic":
         try:
-            return "basic", base64.b64decode(rest, validate=True).partition(b":")[2]
+            found: bytes = base64.b64decode(rest, validate=True)
+            return found.partition(b":")[2]
         except binascii.Error:
             pass
-    return "", b""
+    return b""
 
 
 def _challenge(scope: Scope) -> str:
@@ -145,8 +136,3 @@ def _challenge(scope: Scope) -> str:
     path: bytes = scope["raw_path"]
     is_page = path in (b"/", b"/dashboard") or path.startswith(b"/page/")
     return f'{"Basic" if is_page else "Bearer"} realm="specdec"'
-
-
-def _is_foreign(scope: Scope) -> bool:
-    sites = [value for name, value in scope["headers"] if name == b"sec-fetch-site"]
-    return any(site not in (b"same-origin", b"none") for site in sites)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,15 +23,22 @@ MAX_ECHO_LEN = 8192  # characters of a prompt in one delta; some take six bytes
 class LogprobEntry:
     """A token, how likely the target thought it, and the likeliest tokens in its place.
 
-    `utf8` is None for a token that is not whole characters; `text_offset` counts the characters
-    of the tokens before it.
+    `utf8` may be a part of a character, for which `token` is U+FFFD. `text_offset` is the number
+    of characters that the tokens before it complete.
     """
 
     token: str
     logprob: float
-    utf8: list[int] | None
+    utf8: list[int]
     top: tuple[LogprobEntry, ...] = ()
     text_offset: int = 0
+
+    @property
+    def spelled(self) -> str:
+        """The token, by its bytes where it is a part of a character: many of those read alike."""
+        if "\ufffd" not in self.token:
+            return self.token
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.utf8)
 
 
 @dataclass(frozen=True)
@@ -119,6 +127,7 @@ class Choice:
         )
         self._unsaid = telling.echo
         self._offset = 0
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
 
     @property
     def has_logprobs(self) -> bool:
@@ -199,12 +208,12 @@ class Choice:
         chosen = self._entry(record.token_id, record.logprob)
         top = tuple(self._entry(token_id, value) for token_id, value in record.top_logprobs)
         entry = LogprobEntry(chosen.token, chosen.logprob, chosen.utf8, top, self._offset)
-        self._offset += len(token_text(record.token_id, self._tokenizer))
+        self._offset += len(self._characters.decode(bytes(chosen.utf8)))
         return entry
 
     def _entry(self, token_id: int, logprob: float | None) -> LogprobEntry:
         token = token_text(token_id, self._tokenizer)
-        utf8 = None if "\ufffd" in token else list(token.encode())
+        utf8 = list(self._tokenizer.token_bytes(token_id))
         is_known = logprob is not None and math.isfinite(logprob)
         value = max(logprob, LEAST_LOGPROB) if logprob is not None and is_known else LEAST_LOGPROB
         if self.telling.tokens_as_ids:

@@ -8,6 +8,7 @@ from starlette.types import ASGIApp
 from specdec.server.access_log import AccessLogMiddleware
 from specdec.server.api_keys import ApiKeyMiddleware
 from specdec.server.body_limit import BodyLimitMiddleware
+from specdec.server.foreign_page import ForeignPageMiddleware
 from specdec.server.load_metrics import CountingMiddleware
 from specdec.server.rate_limit import RateLimitMiddleware
 from specdec.server.request_id import RequestIdMiddleware
@@ -21,6 +22,7 @@ def guarded(app: ASGIApp, service: Service) -> ASGIApp:
         body limit    length and pace of what a client sends
         rate limit    requests per minute, by key or address
         API keys      everything but /health
+        foreign page  what pages of other sites make a browser send
         CORS          whose pages may ask; before keys, since preflights carry none
         request id    on every answer, also on the refusals of what is listed above
         traces        a span for every generation, where the environment asks for them
@@ -33,6 +35,7 @@ def guarded(app: ASGIApp, service: Service) -> ASGIApp:
     app = BodyLimitMiddleware(app, settings)
     app = RateLimitMiddleware(app, settings.rate_limit)
     app = ApiKeyMiddleware(app, settings.api_keys)
+    app = ForeignPageMiddleware(app, settings.cors_origins)
     if settings.cors_origins:
         app = CORSMiddleware(
             app,

@@ -49,7 +49,7 @@ def prepare(
     """
     if isinstance(body, ChatBody):
         assert chat is not None, "a chat is rendered before it is encoded"
-        _check_documents(body, tokenizer)
+        _check_shown(body, tokenizer)
         name, prompts = "messages", [tokenizer.encode_rendered(chat.text, chat.mark)]
     else:
         _check_lens(body, ready.max_model_len)
@@ -131,14 +131,16 @@ def _check_lens(body: CompletionBody, max_model_len: int) -> None:
             )
 
 
-def _check_documents(body: ChatBody, tokenizer: Tokenizer) -> None:
-    """Raise InvalidRequest for documents that no template would show."""
+def _check_shown(body: ChatBody, tokenizer: Tokenizer) -> None:
+    """Raise InvalidRequest for documents, or an effort, that no template would show."""
     own = tokenizer.templates.sources.values()
     sources = own if body.chat_template is None else [body.chat_template]
-    if body.documents and not any("documents" in source for source in sources):
-        raise InvalidRequest(
-            "documents: this model's chat template has no place for them", param="documents"
-        )
+    asked = {"documents": body.documents, "reasoning_effort": body.reasoning_effort}
+    for name, value in asked.items():
+        if value and not any(name in source for source in sources):
+            raise InvalidRequest(
+                f"{name}: this model's chat template has no place for it", param=name
+            )
 
 
 def _kept(body: ChatBody | CompletionBody, ids: list[int], max_model_len: int) -> list[int]:
@@ -146,6 +148,10 @@ def _kept(body: ChatBody | CompletionBody, ids: list[int], max_model_len: int) -
     num_kept = body.truncate_prompt_tokens
     if num_kept is None:
         return ids
+    if num_kept == 0:
+        raise InvalidRequest(
+            "truncate_prompt_tokens must be -1 or at least 1", param="truncate_prompt_tokens"
+        )
     if num_kept == -1:
         num_kept = max(1, max_model_len - max(1, least_room(body)))
     if len(ids) <= num_kept:

@@ -11,15 +11,24 @@ from starlette.routing import Route
 
 from specdec.errors import InvalidRequest
 from specdec.server.json_response import json_response
-from specdec.server.service import service_of
+from specdec.server.service import Service, service_of
 
 MAX_DECISIONS = 200  # of one explanation
 
 
 async def _models(request: Request) -> Response:
+    return json_response({"object": "list", "data": [_model_of(service_of(request))]})
+
+
+async def _model(request: Request) -> Response:
     service = service_of(request)
+    service.check_model(request.path_params["model"])
+    return json_response(_model_of(service))
+
+
+def _model_of(service: Service) -> dict[str, object]:
     ready = service.check_ready()
-    model = {
+    return {
         "id": service.served_model_name,
         "object": "model",
         "created": service.created,
@@ -27,7 +36,6 @@ async def _models(request: Request) -> Response:
         "root": ready.model_name,
         "max_model_len": ready.max_model_len,
     }
-    return json_response({"object": "list", "data": [model]})
 
 
 async def _health(request: Request) -> Response:
@@ -54,6 +62,7 @@ async def _speculation(request: Request) -> Response:
 
 ROUTES = [
     Route("/v1/models", _models),
+    Route("/v1/models/{model:path}", _model),
     Route("/health", _health),
     Route("/version", _version),
     Route("/debug/speculation", _speculation),

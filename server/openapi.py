@@ -59,6 +59,7 @@ LAST = {
     "description": "how many of the newest decisions",
     "schema": {"type": "integer", "minimum": 1, "maximum": MAX_DECISIONS, "default": 20},
 }
+MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
 OPERATIONS = (
     Operation(
         "/v1/chat/completions",
@@ -91,6 +92,13 @@ OPERATIONS = (
         errors=(*WITH_BODY, *ENGINE),
     ),
     Operation("/v1/models", "The model that is served", {JSON: shapes.Models}, errors=ENGINE),
+    Operation(
+        "/v1/models/{model}",
+        "The model of this name",
+        {JSON: shapes.Model},
+        errors=(404, *ENGINE),
+        parameters=(MODEL,),
+    ),
     Operation(
         "/health",
         "Whether requests are served",

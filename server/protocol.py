@@ -22,7 +22,7 @@ NodeCount = Annotated[int, Meta(ge=0, le=MAX_NODE_BUDGET)]
 Depth = Annotated[int, Meta(ge=1, le=MAX_NODE_BUDGET)]
 DrafterName = Annotated[str, Meta(min_length=1, max_length=64)]
 DrafterNames = Annotated[list[DrafterName], Meta(min_length=1, max_length=64)]
-KeptCount = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
+KeptCount = Annotated[int, Meta(ge=-1, le=2**63 - 1)]  # 0 is refused: it leaves no prompt
 Salt = Annotated[str, Meta(max_length=MAX_SALT_LEN)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 

@@ -21,6 +21,7 @@ class TokenInfo(Struct, frozen=True):
 
     id: int
     text: str  # what the token alone decodes to
+    bytes: tuple[int, ...]  # of its UTF-8, which may be a part of a character
     sources: tuple[str, ...]
     kind: Literal["accepted", "bonus"]
     depth: int
@@ -32,6 +33,7 @@ class TokenInfo(Struct, frozen=True):
         return cls(
             record.token_id,
             token_text(record.token_id, tokenizer),
+            tuple(tokenizer.token_bytes(record.token_id)),
             record.sources,
             "bonus" if record.sources == (TARGET,) else "accepted",
             record.depth,

@@ -282,10 +282,10 @@ def _completion_logprobs(choice: Choice, delta: Delta) -> Json | None:
     for entry in delta.logprobs:
         top: dict[str, float] = {}
         for other in (*entry.top, entry):  # likeliest first; it wins where two tokens read alike
-            top.setdefault(other.token, other.logprob)
+            top.setdefault(other.spelled, other.logprob)
         tops.append(top)
     return {
-        "tokens": [entry.token for entry in delta.logprobs],
+        "tokens": [entry.spelled for entry in delta.logprobs],
         "token_logprobs": [entry.logprob for entry in delta.logprobs],
         "top_logprobs": tops,
         "text_offset": [entry.text_offset for entry in delta.logprobs],

@@ -23,7 +23,8 @@ from specdec.server.gate import guarded
 from specdec.server.messages import Ready
 from specdec.server.service import Service
 from specdec.server.settings import DEFAULTS, ServerSettings
-from specdec.server.supervisor import Supervisor, say_on_stderr
+from specdec.server.stderr_lines import flush, say
+from specdec.server.supervisor import Supervisor
 from specdec.server.templates import TemplatePool
 from specdec.tokenizer import Tokenizer
 
@@ -51,10 +52,15 @@ def serve(
     Raises UsageError when the address cannot be used, and what kept the engine from starting.
     Example: `serve(EngineConfig(drafter="ngram"), port=8000)`.
     """
+    if not (served_model_name or "x").isprintable() or served_model_name == "":
+        raise UsageError("served model name must be printable and not empty")
     logging.getLogger("asyncio").addFilter(_is_news)
     with bind(host, port) as listener:
         name = served_model_name or config.model
-        asyncio.run(_serve(config, settings, listener, name, engine_command))
+        try:
+            asyncio.run(_serve(config, settings, listener, name, engine_command))
+        finally:
+            flush()
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -140,7 +146,7 @@ async def _serve(
         loading = asyncio.create_task(_load(service))
         await _first_of(loading, signals.first.wait(), answering)
         if loading.done():
-            say_on_stderr(announcement(_url(listener), config, loading.result(), service))
+            say(announcement(_url(listener), config, loading.result(), service))
             await _first_of(signals.first.wait(), answering)
             await _drain(service, signals)
         loading.cancel()
@@ -165,9 +171,7 @@ async def _drain(service: Service, signals: _Signals) -> None:
     service.is_draining = True
     if count := len(service.running):
         answers = "1 answer still runs" if count == 1 else f"{count} answers still run"
-        say_on_stderr(
-            f"stopping: {answers}; a second signal ends {'it' if count == 1 else 'them'} now"
-        )
+        say(f"stopping: {answers}; a second signal ends {'it' if count == 1 else 'them'} now")
     await _first_of(service.idle(), signals.second.wait(), asyncio.sleep(service.settings.grace_s))
     service.engine.fail_streams("the server is shutting down")
     await _first_of(service.idle(), asyncio.sleep(GOODBYE_S))

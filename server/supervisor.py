@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from specdec.server.engine_client import (
 )
 from specdec.server.messages import Ready, Submit
 from specdec.server.output_stream import OutputStream
+from specdec.server.stderr_lines import say
 from specdec.server.suspects import Suspects
 
 
@@ -44,13 +44,6 @@ class BackOff:
         return float(min(self.first_s * 2.0 ** min(num_ends - 2, 60), self.longest_s))
 
 
-def say_on_stderr(line: str) -> None:
-    """Tell the operator."""
-    with contextlib.suppress(OSError):  # nobody listens any more, which is no reason to end
-        sys.stderr.write(f"{line}\n")  # at once: others write there too
-        sys.stderr.flush()
-
-
 class Supervisor:
     """Starts the engine process and starts it again whenever it ends; EngineClient for ever.
 
@@ -71,7 +64,7 @@ class Supervisor:
         *,
         hang_s: float = 0.0,
         back_off: BackOff = BackOff(),
-        say: Callable[[str], None] = say_on_stderr,
+        say: Callable[[str], None] = say,
     ) -> None:
         self._command = command
         self._hang_s = hang_s

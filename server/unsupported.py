@@ -31,6 +31,7 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "stop_regex": ("", []),
     "logits_processors": ([],),
     # other kinds of input and output
+    "prompt_embeds": (),
     "modalities": (["text"],),
     "audio": (),
     "web_search_options": (),
@@ -53,6 +54,9 @@ UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1.0, 1),
     "samplers": (),
+    "typical_p": (1.0, 1),
+    "top_a": (0.0, 0),
+    "mirostat": (0,),
     "n_predict": (),
     "repetition_detection": (),
     "no_stop_trim": (False,),

@@ -55,6 +55,7 @@ app.command()(serve)
 
 def main() -> None:
     """Run the command line; every error a user can meet is one line and an exit code."""
+    _open_closed_streams()
     try:
         exit_code = app(prog_name="specdec", standalone_mode=False)
         sys.stdout.flush()  # here, where a closed pipe is still an error to catch
@@ -74,6 +75,15 @@ def main() -> None:
         sys.exit(141)
     except OSError as error:
         _fail(f"cannot write: {error.strerror or error}", 1)
+
+
+def _open_closed_streams() -> None:
+    """A stream that was closed goes nowhere: its number must not become some file's or socket's."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_RDWR)  # the lowest free, which is its own
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode))
 
 
 def _fail(message: str, exit_code: int) -> NoReturn:

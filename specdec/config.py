@@ -15,6 +15,7 @@ KVPrecision = Literal["auto", "bf16", "fp32", "int8", "fp8"]
 Backend = Literal["auto", "native", "torch"]
 Control = Literal["adaptive", "fixed"]
 
+MAX_TOKEN_BUDGET, MAX_RUNNING = 16384, 4096  # of a step: more only costs memory and waiting
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
@@ -88,18 +89,18 @@ class EngineConfig:
             raise UsageError(f"threads must be at most {num_cores} here, not {self.threads}")
         if self.block_size < 16 or self.block_size % 16:
             raise UsageError(f"block size must be a multiple of 16, not {self.block_size}")
-        for name, at_least in (
-            ("token_budget", 1),
-            ("max_running", 1),
-            ("kv_memory_mib", 1),
-            ("max_model_len", 2),
-            ("threads", 1),
+        for name, at_least, at_most in (
+            ("token_budget", 1, MAX_TOKEN_BUDGET),
+            ("max_running", 1, MAX_RUNNING),
+            ("kv_memory_mib", 1, None),
+            ("max_model_len", 2, None),
+            ("threads", 1, None),
         ):
-            value = getattr(self, name)
+            value, words = getattr(self, name), name.replace("_", " ")
             if value is not None and value < at_least:
-                raise UsageError(
-                    f"{name.replace('_', ' ')} must be at least {at_least}, not {value}"
-                )
+                raise UsageError(f"{words} must be at least {at_least}, not {value}")
+            if value is not None and at_most is not None and value > at_most:
+                raise UsageError(f"{words} must be at most {at_most}, not {value}")
 
     def _check_device(self) -> None:
         """Refuse what the device or the backend does not have."""

@@ -65,7 +65,8 @@ class ControlTokens:
         """
         unmarked = re.compile(f"(?:{self._any})(?!{mark})") if self._any else self._pattern
         text = unmarked.sub(lambda found: self._alias(found.group()), text).replace(mark, "")
-        ids: list[int] = self._literal.encode(text, add_special_tokens=False).ids
+        (found,) = self._literal.encode_batch([text], add_special_tokens=False)
+        ids: list[int] = found.ids
         if self._minds_neighbours or not self._control_ids.isdisjoint(ids):
             raise InvalidRequest(
                 "messages hold a control token that this model cannot read as text",

@@ -80,10 +80,10 @@ class Decision:
         return tokens / seconds / (self.num_requests / self.plain_s)
 
     def as_json(self) -> dict[str, Any]:
-        """All fields and both gains, ready for JSON."""
+        """All fields and both gains, ready for JSON; None where nothing was weighed."""
         return {
             **asdict(self),
             "reason": self.reason.value,
-            "predicted_gain": round(self.predicted_gain, 4),
-            "observed_gain": round(self.observed_gain, 4),
+            "predicted_gain": round(self.predicted_gain, 4) if self.plain_s else None,
+            "observed_gain": round(self.observed_gain, 4) if self.plain_s else None,
         }

@@ -53,6 +53,8 @@ class Tokenizer:
             for token_id, token in backend.get_added_tokens_decoder().items()
             if token.special
         )
+        self._added_ids = frozenset(backend.get_added_tokens_decoder())
+        self._is_byte_level = "ByteLevel" in repr(backend.decoder)
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self.eos_token_ids = eos_token_ids
 
@@ -90,9 +92,11 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Raises InvalidRequest if it is not valid Unicode."""
         try:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            # One alone would hold Python's lock, and with it every other thread, until it is done.
+            (found,) = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
         except TypeError:  # a lone surrogate, which JSON can carry
             raise InvalidRequest(LONE_SURROGATE) from None
+        return found.ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD."""
@@ -121,9 +125,9 @@ class Tokenizer:
         shown; a tokenizer that puts a space before every text shows that too.
         """
         token = self.token_text(token_id)
-        if token_id in self._backend.get_added_tokens_decoder():
+        if token_id in self._added_ids:
             return token.encode()
-        if "ByteLevel" in repr(self._backend.decoder):
+        if self._is_byte_level:
             return bytes(_BYTE_OF[char] for char in token if char in _BYTE_OF)
         if _FALLBACK.fullmatch(token):
             return bytes.fromhex(token[3:5])

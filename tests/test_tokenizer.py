@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -276,3 +278,14 @@ def test_special_tokens_that_differ_are_a_difference() -> None:
         vocab["<|eot|>"] = vocab.pop("<|im_end|>")
 
     assert like_base().first_difference(like_base(rename)) == (2, "<|im_end|>", "<|eot|>")
+
+
+def test_other_threads_go_on_while_a_long_text_is_encoded() -> None:
+    """One large request must not stop a server's event loop."""
+    encoding = threading.Thread(target=Tokenizer(backend()).encode, args=("ab " * 500_000,))
+    num_turns = 0
+    encoding.start()
+    while encoding.is_alive():
+        num_turns += 1
+        time.sleep(0)
+    assert num_turns > 100

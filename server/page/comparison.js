@@ -3,6 +3,7 @@
 import { Answer } from "./answer.js";
 import { element } from "./element.js";
 import { number } from "./facts.js";
+import { markDifference } from "./tokens.js";
 
 // Where two answers part: the index of the first token that differs, or null.
 // Tokens are compared by id where both have them, else characters.
@@ -60,7 +61,7 @@ export class Comparison {
     this.node.classList.add(found.same ? "same" : "different");
     this.status.replaceChildren(element("strong", {}, found.text), this.#speeds());
     if (found.at !== undefined) {
-      this.left.querySelectorAll(".token")[found.at]?.classList.add("differs");
+      markDifference(this.left, found.at);
       this.other.tokens.markDifference(found.at);
     }
   }

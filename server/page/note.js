@@ -36,10 +36,25 @@ function show(token) {
     element("span", {}, KINDS[kind] ?? kind),
     element("span", {}, `depth ${depth} · step ${step} · id ${id}`),
     element("code", {}, JSON.stringify(text)),
+    ...partsOf(token),
   );
   if (!note.isConnected) document.body.append(note);
   token.setAttribute("aria-describedby", note.id);
   place(token);
+}
+
+// The tokens that hold the first parts of a character which this one completes, a line for each.
+function partsOf(token) {
+  const parts = [];
+  if (!token.matches(".token:not(.part)")) return parts;
+  let before = token.previousElementSibling;
+  for (; before?.matches(".part, .rejected"); before = before.previousElementSibling) {
+    if (before.matches(".part")) parts.unshift(before.dataset);
+  }
+  if (parts.length) parts.push(token.dataset);
+  return parts.map(({ bytes, source, depth, step, id }) =>
+    element("span", {}, `${bytes}: ${source} · depth ${depth} · step ${step} · id ${id}`),
+  );
 }
 
 // Below the token's first line, inside the window.

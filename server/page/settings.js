@@ -38,10 +38,11 @@ export class Settings {
       if (text !== "") values[name] = parse(text);
     }
     const { max_nodes, max_depth, ...fields } = values;
-    const speculation = { enabled: this.form.elements.speculation.checked };
+    const wanted = this.#wantedDrafters();
+    const isNone = this.drafters.length > 0 && wanted.length === 0; // all are unchecked
+    const speculation = { enabled: this.form.elements.speculation.checked && !isNone };
     if (max_nodes !== undefined) speculation.max_nodes = max_nodes;
     if (max_depth !== undefined) speculation.max_depth = max_depth;
-    const wanted = this.#wantedDrafters();
     if (wanted.length && wanted.length < this.drafters.length) speculation.drafters = wanted;
     return { ...fields, speculation };
   }

@@ -3,6 +3,7 @@
 import { Alignment } from "./alignment.js";
 import { element } from "./element.js";
 import { attachNote } from "./note.js";
+import { isPart } from "./reading.js";
 import { sourceClass } from "./sources.js";
 
 const MOST_REJECTED = 12; // shown per step; the rest is counted
@@ -17,7 +18,7 @@ export class Tokens {
       "aria-label": "Answer. The arrow keys go from token to token",
     });
     this.node.append(this.tail);
-    this.spans = [];
+    this.canFocus = false; // whether a token can be reached with the tab key
     this.step = null;
     this.alignment = new Alignment();
     this.onToken = onToken;
@@ -43,7 +44,7 @@ export class Tokens {
 
   // Mark the token where this answer leaves another.
   markDifference(index) {
-    this.spans[index]?.classList.add("differs");
+    markDifference(this.node, index);
   }
 
   #show(tokens) {
@@ -54,8 +55,10 @@ export class Tokens {
         token.begins = true;
       }
       const span = tokenSpan(token);
-      if (this.spans.length === 0) span.tabIndex = 0;
-      this.spans.push(span);
+      if (!this.canFocus && span.textContent) {
+        span.tabIndex = 0;
+        this.canFocus = true;
+      }
       this.tail.before(span);
       this.onToken(token);
     }
@@ -79,13 +82,21 @@ export class Tokens {
   }
 }
 
+// Mark a token of a node; one that holds a part of a character is seen in the one that completes it.
+export function markDifference(node, index) {
+  const spans = [...node.querySelectorAll(".token")];
+  const seen = spans.slice(index).find((span) => !span.classList.contains("part"));
+  (seen ?? spans[index])?.classList.add("differs");
+}
+
 // A token as a span; what its note says stands in its data.
 function tokenSpan(token) {
-  const isHidden = token.shown === "" && token.text !== "" && !token.text.includes("\ufffd");
+  const isHidden = token.shown === "" && token.reads !== "" && !token.reads.includes("\ufffd");
   const names = ["token", sourceClass(token.sources[0])];
   if (token.begins) names.push("begins");
   if (isHidden) names.push("unseen");
-  const text = isHidden ? token.text : token.shown;
+  if (isPart(token) && !token.shown) names.push("part");
+  const text = isHidden ? token.reads : token.shown;
   const space = text.trim() ? text.match(/^ */)[0] : ""; // before a word, not underlined with it
   const ink = element("span", { class: "ink" }, text.slice(space.length));
   const span = element("span", { class: names.join(" ") }, space, ink);
@@ -95,7 +106,8 @@ function tokenSpan(token) {
     depth: token.depth,
     step: token.step,
     id: token.id,
-    text: token.text,
+    text: token.reads || token.text,
+    bytes: (token.bytes ?? []).map((byte) => byte.toString(16).padStart(2, "0")).join(" "),
   });
   return span;
 }

@@ -225,6 +225,7 @@ class RunningServer:
         """Send a signal and wait; returns the rest of stderr, less what was said when ready."""
         if "client" in vars(self):
             self.client.close()
+        self.said.resume()
         self.process.send_signal(number)
         self.process.wait(timeout=15)
         lines = self.said.rest(timeout_s=15).splitlines(keepends=True)

@@ -17,6 +17,8 @@ class Said:
         self._lines: list[str] = []
         self._has_ended = False
         self._news = threading.Condition()
+        self._may_read = threading.Event()
+        self._may_read.set()
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
@@ -26,6 +28,14 @@ class Said:
             came = self._news.wait_for(lambda: self._lines or self._has_ended, timeout_s)
             assert came, f"nothing was said for {timeout_s} s"
             return self._lines.pop(0) if self._lines else ""
+
+    def pause(self) -> None:
+        """Read no more, after at most one line, until `resume`."""
+        self._may_read.clear()
+
+    def resume(self) -> None:
+        """Read on."""
+        self._may_read.set()
 
     def rest(self, timeout_s: float) -> str:
         """What is said until the stream ends."""
@@ -40,6 +50,7 @@ class Said:
                 with self._news:
                     self._lines.append(line)
                     self._news.notify_all()
+                self._may_read.wait()
         with self._news:
             self._has_ended = True
             self._news.notify_all()

@@ -224,7 +224,7 @@ def test_logprobs_have_an_entry_for_every_token(server: RunningServer) -> None:
     assert entries[0].bytes == [ord("n")]
     assert entries[0].logprob == -0.5
     assert [top.logprob for top in entries[0].top_logprobs] == [-0.5, -1.5]
-    assert entries[1].bytes is None, "half a character has no bytes of its own"
+    assert [entry.bytes for entry in entries[1:3]] == [[0xC3], [0xA9]], "parts of a character"
     assert entries[3].token == "<|end|>"
     no_top = server.client.chat.completions.create(model="toy", messages=say("a"), logprobs=True)
     assert [len(e.top_logprobs) for e in no_top.choices[0].logprobs.content] == [0, 0]

@@ -63,7 +63,8 @@ def test_logprobs_in_the_older_form(server: RunningServer) -> None:
     whole = create(model="toy", prompt=prompt, logprobs=2).choices[0].logprobs
     assert whole.tokens[0] == "n"
     assert len(whole.tokens) == len(whole.token_logprobs) == len(whole.top_logprobs) == 5
-    assert whole.text_offset == [0, 1, 2, 3, 4]
+    assert whole.tokens[1:3] == ["bytes:\\xc3", "bytes:\\xa9"]
+    assert whole.text_offset == [0, 1, 1, 2, 3]
     assert list(whole.top_logprobs[0].values()) == [-0.5, -1.5]
     chunks = list(create(model="toy", prompt=prompt, logprobs=2, stream=True))
     parts = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].logprobs]

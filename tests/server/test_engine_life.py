@@ -10,14 +10,12 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from specdec.config import EngineConfig
 from specdec.errors import EngineStopped
 from specdec.params import SamplingParams
-from specdec.server import supervisor
 from specdec.server.engine_client import EngineClient
 from specdec.server.messages import Alive, Output, Ready, Submit, Tokens, encode_frame
 from specdec.server.supervisor import BackOff, Supervisor
@@ -180,14 +178,3 @@ def test_silence_is_counted_from_the_last_sign_of_life() -> None:
         assert str(client.failure) == "the engine process hangs: no sign of life for 0.4 s"
 
     run(work)
-
-
-def test_a_closed_stderr_is_no_reason_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Closed:
-        def write(self, text: str) -> Any:
-            raise BrokenPipeError
-
-        flush = write
-
-    monkeypatch.setattr(sys, "stderr", Closed())
-    supervisor.say_on_stderr("a line")

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from specdec.tokenizer import Tokenizer
@@ -202,6 +203,28 @@ def test_one_chunk_a_token(server: RunningServer) -> None:
     assert [d.get("content") for d in deltas] == ["", "n", "", "é", "!", "", None]
 
 
+def test_a_model_is_found_by_its_name(server: RunningServer) -> None:
+    found = server.client.models.retrieve("toy")
+    assert found == server.client.models.list().data[0]
+    with pytest.raises(openai.NotFoundError, match="'other/model'"):
+        server.client.models.retrieve("other/model")
+
+
+def test_parts_of_characters_are_told_by_their_bytes(server: RunningServer) -> None:
+    """Three tokens of one byte each are one character; what reads alike must not be one key."""
+    fields = {"logprobs": True, "top_logprobs": 2, "token_info": True}
+    choice = chat(server, say("a€b"), **fields).json["choices"][0]
+    entries = choice["logprobs"]["content"]
+    assert [entry["bytes"] for entry in entries[:5]] == [[byte] for byte in "a€b".encode()]
+    assert bytes(byte for entry in choice["token_info"][:5] for byte in entry["bytes"]) == (
+        "a€b".encode()
+    )
+    answer = complete(server, say("a€b"), logprobs=2, max_tokens=5)
+    told = answer.json["choices"][0]["logprobs"]
+    assert told["tokens"][1] == "bytes:\\xe2"
+    assert told["text_offset"] == [0, 1, 1, 1, 2]
+
+
 def test_where_tokens_came_from(server: RunningServer) -> None:
     fields = {"token_info": True}
     whole = complete(server, say("ab", burst=2), **fields).json["choices"][0]
@@ -209,6 +232,7 @@ def test_where_tokens_came_from(server: RunningServer) -> None:
     assert whole["token_info"][0] == {
         "id": a,
         "text": "a",
+        "bytes": [97],
         "sources": ["script"],
         "kind": "accepted",
         "depth": 1,

@@ -38,7 +38,7 @@ def test_the_first_line_is_for_programs_and_the_rest_for_people() -> None:
         "ready: http://127.0.0.1:1 (model toy, drafter prediction,suffix)",
         "  model    m in /models/m; context 512 tokens",
         "  drafts   prediction,suffix; adaptive, at most 16 nodes a step",
-        "  memory   weights 256 MiB, drafters 1 MiB, KV cache 6 MiB for 3200 tokens",
+        "  memory   weights 256 MiB, drafters 1 MiB, KV cache 6 MiB, 100 blocks for 3200 tokens",
         "  access   everybody; --api-key-file asks for a key",
         "  speed    100 tokens/s plain, 217 with speculation: 2.17x on a list that repeats itself",
     ]

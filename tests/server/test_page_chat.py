@@ -156,6 +156,20 @@ def test_no_drafting_is_a_setting_too(page: Page, server: RunningServer) -> None
     assert server.journal("add")[-1]["speculation"]["max_nodes"] == 0
 
 
+def test_without_any_drafter_nothing_is_drafted(page: Page, server: RunningServer) -> None:
+    page.get_by_role("button", name="Settings").click()
+    names = ["suffix", "prediction"]
+    for name in names:
+        page.get_by_label(name).uncheck()
+    body = sent_body(page, lambda: ask(page, "[[{}]]plain"))
+    assert body["speculation"] == {"enabled": False}
+    assert server.journal("add")[-1]["speculation"]["max_nodes"] == 0
+    for name in names:
+        page.get_by_label(name).check()
+    body = sent_body(page, lambda: ask(page, "[[{}]]drafted"))
+    assert body["speculation"] == {"enabled": True}
+
+
 def test_a_setting_that_makes_no_sense_is_shown_not_sent(page: Page, server: RunningServer) -> None:
     num_requests = len(server.journal("add"))
     page.get_by_role("button", name="Settings").click()
