@@ -87,9 +87,22 @@ class Served:
         asked = {"n": SLOW_CHOICES, "logprobs": True, "top_logprobs": SLOW_LOGPROBS}
         with self.stream("Count.", SLOW_TOKENS, **asked) as stream:
             stream.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            with self.stream("Hi.", 1) as last:  # answered when what ran before is over
-                list(last.arrivals())
+            self._wait_idle()
             yield
+
+    def _wait_idle(self) -> None:
+        """Until the engine has nothing to do."""
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            time.sleep(0.1)
+            connection = http.client.HTTPConnection(self._address, timeout=WAIT_S)
+            connection.request("GET", "/debug/load")
+            load = json.loads(connection.getresponse().read())
+            connection.close()
+            if not load["running"] and not load["queued"]:
+                return
+            if time.monotonic() > deadline:
+                raise SpecdecError("a measured server did not come to rest")
 
     @contextmanager
     def open_connections(self, num_connections: int) -> Iterator[None]:

@@ -3,7 +3,7 @@
 // A token may hold a part of a character, be a special token that the answer hides, or have lost
 // its leading space. The text of the answer is the truth; tokens are fitted to it.
 
-import { Reading, isPart } from "./reading.js";
+import { Reading } from "./reading.js";
 
 const LONGEST_GAP = 32; // characters that tokens without readable text may cover
 const EXTRA = /^\ufffd* ?$/; // what a token may show before what it reads
@@ -41,7 +41,6 @@ export class Alignment {
   #find() {
     let isNext = true; // nothing of the text can belong to the tokens before
     for (const [index, token] of this.tokens.entries()) {
-      if (isPart(token)) continue;
       for (const words of spellings(token)) {
         const at = this.text.indexOf(words);
         if (at < 0) continue;

@@ -87,6 +87,9 @@ def test_text_that_comes_later_than_its_tokens(page: Page) -> None:
     tokens = entries("😀ab🎉c")
     chunks = [("", tokens[:5]), ("😀", []), ("", tokens[5:]), ("a", []), ("b🎉c", [])]
     assert fit(page, *chunks) == (shown_of("😀ab🎉c"), len(tokens))
+    words = [entry(b"<|x|>"), entry(b"ab"), entry(b"a")]
+    assert fit(page, ("a", words[1:]), ("ba", []))[0] == ["ab", "a"]
+    assert fit(page, ("a", words), ("ba", []))[0] == ["", "ab", "a"]
 
 
 def test_a_part_may_share_a_token_with_whole_characters(page: Page) -> None:
@@ -100,6 +103,8 @@ def test_hidden_tokens_shift_nothing(page: Page) -> None:
     tokens = [hidden, *entries("😀"), hidden, *entries("😀🎉"), hidden]
     shown = ["", *shown_of("😀"), "", *shown_of("😀🎉"), ""]
     assert fit(page, ("😀😀🎉", tokens)) == (shown, len(tokens) - 1)
+    literal = [hidden, *entries("a<|x|>")]
+    assert fit(page, ("a<|x|>", literal)) == (["", *"a<|x|>"], len(literal))
 
 
 def test_a_hidden_token_inside_a_character_shifts_nothing_after_it(page: Page) -> None:
@@ -120,6 +125,7 @@ def test_leading_spaces_that_a_tokenizer_drops(page: Page) -> None:
     words = [entry(b" Hi", "Hi"), entry(b" you", "you"), *entries("😀"), entry(b" ", "")]
     shown = ["Hi", " you", *shown_of("😀"), " "]
     assert fit(page, ("Hi you😀 ", words)) == (shown, len(words))
+    assert fit(page, ("Hi", words[:1])) == (["Hi"], 1)
 
 
 def test_bytes_that_are_no_character(page: Page) -> None:
@@ -128,9 +134,8 @@ def test_bytes_that_are_no_character(page: Page) -> None:
     shown = ["", "", "\ufffd", *shown_of("a😀"), "", "", "\ufffd"]
     assert fit(page, ("\ufffda😀\ufffd", tokens))[0] == shown
     # A decoder with byte fallback writes U+FFFD for each byte.
-    shown, _ = fit(page, ("\ufffd\ufffd\ufffda😀b", [*broken, *entries("a😀b")]))
-    assert "".join(shown) == "\ufffd\ufffd\ufffda😀b"
-    assert shown[4:] == shown_of("😀b")
+    shown, early = fit(page, ("\ufffd\ufffd\ufffda", []), ("", [*broken, entry(b"a")]))
+    assert ("".join(shown), early) == ("\ufffd\ufffd\ufffda", 4)
 
 
 def test_tokens_whose_bytes_are_unknown_beside_others(page: Page) -> None:
@@ -211,6 +216,11 @@ def test_rejected_drafts_and_step_marks_stand_where_their_steps_do(page: Page) -
     assert len(widths) == 4
     assert min(widths) > 0
     assert page.get_by_role("img", name="4 steps, at most 3 tokens in one").is_visible()
+    page.locator(".token", has_text="😀").first.hover()
+    steps = [
+        line.split(" · ")[2] for line in page.get_by_role("tooltip").inner_text().splitlines()[4:]
+    ]
+    assert steps == ["step 0", "step 0", "step 0", "step 1"]
 
 
 def test_a_difference_inside_a_character_marks_the_character(page: Page) -> None:
@@ -218,11 +228,11 @@ def test_a_difference_inside_a_character_marks_the_character(page: Page) -> None
 
     def answer_otherwise(route: Any) -> None:
         body = json.loads(route.request.post_data or "")
-        body["messages"][-1]["content"] = "[[{}]]a😂"
+        body["messages"][-1]["content"] = "[[{}]]a🎉"
         route.continue_(post_data=json.dumps(body))
 
     page.route("**/v1/chat/completions", answer_otherwise)
     page.get_by_role("button", name="Same seed without speculation").click()
     page.locator(".comparison.different").wait_for()
-    assert page.locator(".verdict").inner_text().startswith("They differ from token 5 on.")
-    assert page.locator(".token.differs").all_inner_texts() == ["😀", "😂"]
+    assert page.locator(".verdict").inner_text().startswith("They differ from token 4 on.")
+    assert page.locator(".token.differs").all_inner_texts() == ["😀", "🎉"]
