@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -146,6 +147,7 @@ async def _serve(
         loading = asyncio.create_task(_load(service))
         await _first_of(loading, signals.first.wait(), answering)
         if loading.done():
+            gc.freeze()  # what is loaded stays: collections need not look at it again
             say(announcement(_url(listener), config, loading.result(), service))
             await _first_of(signals.first.wait(), answering)
             await _drain(service, signals)

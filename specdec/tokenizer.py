@@ -53,6 +53,8 @@ class Tokenizer:
             for token_id, token in backend.get_added_tokens_decoder().items()
             if token.special
         )
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self._spelled_ids = frozenset(token_id for token, token_id in vocabulary.items() if token)
         self._added_ids = frozenset(backend.get_added_tokens_decoder())
         self._is_byte_level = "ByteLevel" in repr(backend.decoder)
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
@@ -136,7 +138,7 @@ class Tokenizer:
     def is_hidden(self, token_id: int, *, skip_special_tokens: bool = True) -> bool:
         """Whether `decode` leaves this token out: it is special, empty, or no token at all."""
         is_skipped = skip_special_tokens and token_id in self._special_ids
-        return is_skipped or not self._backend.id_to_token(token_id)
+        return is_skipped or token_id not in self._spelled_ids
 
     def render_chat(
         self,
