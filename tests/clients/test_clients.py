@@ -83,7 +83,7 @@ class Bench:
         }
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     port = _free_port()
     loading_url = f"http://127.0.0.1:{port}"

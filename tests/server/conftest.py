@@ -229,7 +229,7 @@ class RunningServer:
         self.process.send_signal(number)
         self.process.wait(timeout=15)
         lines = self.said.rest(timeout_s=15).splitlines(keepends=True)
-        while lines and lines[0].startswith("  "):
+        while lines and lines[0].startswith(("ready: ", "  ")):
             del lines[0]
         return "".join(lines)
 
