@@ -228,6 +228,7 @@ def stalled(server: RunningServer, **fields: object) -> socket.socket:
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_a_client_that_reads_nothing_is_dropped(server: RunningServer, is_streamed: bool) -> None:
+    server.eventually(lambda: server.num_sockets == 1)  # it listens; nobody else's is still open
     num_before = server.num_sockets
     connections = [stalled(server, stream=is_streamed) for _ in range(2)]
     server.eventually(lambda: server.num_sockets > num_before)
