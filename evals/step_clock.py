@@ -11,7 +11,7 @@ from typing import Any
 from specdec.engine import Engine
 from specdec.request import RequestOutput
 from specdec.server.engine_process import tokens_message
-from specdec.server.messages import encode_frame
+from specdec.server.framing import encode_frame
 
 PARTS = ("plan", "draft", "pack", "forward", "verify", "commit")
 

@@ -63,7 +63,7 @@ class Told(Shape, kw_only=True):
 
 
 class TopLogprob(Shape, kw_only=True):
-    """A token and the logarithm of its probability; null bytes for half a character."""
+    """A token and the logarithm of its probability; of half a character the bytes tell."""
 
     token: str
     logprob: float

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -33,7 +32,7 @@ Result = TypeVar("Result")
 async def _chat(request: Request) -> Response:
     service = service_of(request)
     settings = service.settings
-    body = parse_body(await read_body(request), ChatBody, strict=settings.strict_params)
+    body = parse_body(await request.body(), ChatBody, strict=settings.strict_params)
     fingerprint = service.check_ready().fingerprint
     reply = ChatReply(body, fingerprint=fingerprint, force_usage=settings.force_usage)
     return await _answer(request, body, reply)
@@ -42,7 +41,7 @@ async def _chat(request: Request) -> Response:
 async def _completions(request: Request) -> Response:
     service = service_of(request)
     settings = service.settings
-    body = parse_body(await read_body(request), CompletionBody, strict=settings.strict_params)
+    body = parse_body(await request.body(), CompletionBody, strict=settings.strict_params)
     fingerprint = service.check_ready().fingerprint
     reply = CompletionReply(body, fingerprint=fingerprint, force_usage=settings.force_usage)
     return await _answer(request, body, reply)
@@ -124,17 +123,6 @@ async def _whole(generation: Generation, reply: Reply) -> object:
         (choice, Delta.join(deltas[choice.index])) for choice in generation.preparation.choices
     ]
     return reply.answer(finished, generation.usage, generation.metrics)
-
-
-async def read_body(request: Request) -> bytes:
-    """The whole body, as long as the settings allow."""
-    longest = service_of(request).settings.max_body_len
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > longest:
-            raise HTTPException(413, f"the body is longer than {longest} bytes")
-    return bytes(body)
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:

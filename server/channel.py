@@ -5,14 +5,8 @@ from __future__ import annotations
 import select
 import socket
 
-from specdec.server.messages import (
-    HEADER_LEN,
-    ToEngine,
-    ToServer,
-    decode_to_engine,
-    encode_frame,
-    frame_len,
-)
+from specdec.server.framing import HEADER_LEN, encode_frame, frame_len
+from specdec.server.messages import ToEngine, ToServer, decode_to_engine
 
 RECEIVE_LEN = 2**16
 

@@ -13,6 +13,7 @@ from specdec.config import EngineConfig
 from specdec.errors import EngineStopped, SpecdecError
 from specdec.server.child_process import ChildProcess
 from specdec.server.frame_reader import FrameReader
+from specdec.server.framing import encode_frame
 from specdec.server.messages import (
     Abort,
     Alive,
@@ -30,7 +31,6 @@ from specdec.server.messages import (
     Tokens,
     ToServer,
     decode_to_server,
-    encode_frame,
     revive_error,
 )
 from specdec.server.output_stream import OutputStream

@@ -26,6 +26,7 @@ from specdec.request import Phase, Request, RequestOutput
 from specdec.server.channel import Channel
 from specdec.server.engine_facts import engine_facts
 from specdec.server.fingerprint import fingerprint
+from specdec.server.framing import encode_frame
 from specdec.server.messages import (
     Abort,
     Alive,
@@ -41,7 +42,6 @@ from specdec.server.messages import (
     Submit,
     ToEngine,
     Tokens,
-    encode_frame,
 )
 
 LEASH_S = 3.0  # after the server's end; engines write files when they close

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from specdec.server.messages import HEADER_LEN, frame_len
+from specdec.server.framing import HEADER_LEN, frame_len
 
 
 class FrameReader(asyncio.Protocol):

@@ -1,9 +1,7 @@
-"""Typed messages between the server process and the engine process, and how they are framed.
+"""Typed messages between the server process and the engine process.
 
-    server -> engine    Start  Submit  Abort  Explain  Count  Ping  Shutdown
-    engine -> server    Ready  Tokens  Explanation  Alive  Failed
-
-A frame is a 4-byte big-endian length and a msgpack body: data only, nothing that could run.
+server -> engine    Start  Submit  Abort  Explain  Count  Ping  Shutdown
+engine -> server    Ready  Tokens  Explanation  Alive  Failed
 """
 
 from __future__ import annotations
@@ -20,9 +18,6 @@ from specdec.limits import SpeculationLimits
 from specdec.params import SamplingParams
 from specdec.request import FinishReason, RejectedNode, TokenRecord
 from specdec.server.engine_facts import EngineFacts
-
-HEADER_LEN = 4
-MAX_FRAME_LEN = 256 * 2**20  # a longer frame is a bug on the other side, not data
 
 
 class Start(Struct, tag=True):
@@ -160,23 +155,8 @@ class Failed(Struct, tag=True):
 ToEngine = Start | Submit | Abort | Explain | Count | Ping | Shutdown
 ToServer = Ready | Tokens | Explanation | Alive | Failed
 
-_encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
 _to_server = msgspec.msgpack.Decoder(ToServer)
-
-
-def encode_frame(message: ToEngine | ToServer) -> bytes:
-    """The message with its length in front, ready for the socket."""
-    body = _encoder.encode(message)
-    return len(body).to_bytes(HEADER_LEN, "big") + body
-
-
-def frame_len(header: bytes | bytearray | memoryview) -> int:
-    """Length of the body that follows a header; ValueError when it cannot be ours."""
-    length = int.from_bytes(header, "big")
-    if length > MAX_FRAME_LEN:
-        raise ValueError(f"a frame of {length} bytes is too long")
-    return length
 
 
 def decode_to_engine(body: bytes) -> ToEngine:

@@ -25,8 +25,8 @@ from msgspec import Struct
 
 from specdec.chat_template import ChatTemplates
 from specdec.errors import InvalidRequest, SpecdecError
+from specdec.server.framing import HEADER_LEN, encode_frame
 
-HEADER_LEN = 4
 ALARM_S = 1.0  # how much later than the server the worker itself gives up
 
 
@@ -59,12 +59,6 @@ class Rendered(Struct):
     error_param: str | None = None
 
 
-def frame(message: Struct) -> bytes:
-    """The message with its length in front, ready for the socket."""
-    body = msgspec.msgpack.encode(message)
-    return len(body).to_bytes(HEADER_LEN, "big") + body
-
-
 def serve(stream: BinaryIO, sock: socket.socket) -> None:
     """Render what comes until the socket closes; raises msgspec.DecodeError for damaged frames."""
     setup = msgspec.msgpack.decode(_next(stream), type=Setup)
@@ -72,7 +66,7 @@ def serve(stream: BinaryIO, sock: socket.socket) -> None:
     import jinja2.sandbox  # noqa: F401  # loaded before memory is bounded
 
     _bound_memory(setup.max_memory)
-    sock.sendall(frame(Rendered()))
+    sock.sendall(encode_frame(Rendered()))
     while body := _next(stream):
         sock.sendall(_answer(templates, body, setup.max_len))
 
@@ -89,10 +83,10 @@ def _answer(templates: ChatTemplates, body: bytes, max_len: int) -> bytes:
             source=request.source,
             max_len=max_len,
         )
-        return frame(Rendered(text))
+        return encode_frame(Rendered(text))
     except SpecdecError as error:
         param = error.param if isinstance(error, InvalidRequest) else None
-        return frame(Rendered("", str(error), type(error).__name__, param))
+        return encode_frame(Rendered("", str(error), type(error).__name__, param))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 

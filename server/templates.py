@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +12,11 @@ from typing import Any
 import msgspec
 
 from specdec.errors import EngineStopped, InvalidRequest, Overloaded
-from specdec.server.messages import frame_len, revive_error
+from specdec.server.child_process import ChildProcess
+from specdec.server.framing import HEADER_LEN, encode_frame, frame_len
+from specdec.server.messages import revive_error
 from specdec.server.settings import ServerSettings
-from specdec.server.template_worker import HEADER_LEN, Render, Rendered, Setup, frame
+from specdec.server.template_worker import Render, Rendered, Setup
 from specdec.tokenizer import Tokenizer
 
 WORKER_COMMAND = (sys.executable, "-m", "specdec.server.template_worker")
@@ -133,7 +133,7 @@ class TemplatePool:
         (messages, variables), mark = self._control.guard((request.messages, request.variables))
         try:
             guarded = msgspec.structs.replace(request, messages=messages, variables=variables)
-            return frame(guarded), mark
+            return encode_frame(guarded), mark
         except RecursionError:
             raise InvalidRequest("messages are nested too deeply", param="messages") from None
         except OverflowError:  # a whole number beyond 64 bits
@@ -147,7 +147,7 @@ class _Workers:
 
     def __init__(self, command: Sequence[str], setup: Setup) -> None:
         self._command = command
-        self._setup = frame(setup)
+        self._setup = encode_frame(setup)
         self._idle: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
         self._workers: set[_Worker] = set()
         self._is_closed = False
@@ -223,7 +223,7 @@ class _Workers:
             await worker.connect(self._setup)
         except BaseException:  # the client has gone meanwhile
             self._workers.discard(worker)
-            worker.kill()
+            await worker.end()
             raise
         return worker
 
@@ -246,13 +246,7 @@ class _Worker:
         self._sock, theirs = socket.socketpair()
         try:
             with theirs:
-                self._process = subprocess.Popen(
-                    [*command, str(theirs.fileno())],
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    env={**os.environ, "PYTHONSAFEPATH": "1"},
-                    process_group=0,  # a terminal's Ctrl-C reaches the server alone
-                )
+                self._process = ChildProcess(command, theirs.fileno())
         except BaseException:
             self._sock.close()
             raise
@@ -286,14 +280,9 @@ class _Worker:
         body = await self._reader.readexactly(frame_len(header))
         return msgspec.msgpack.decode(body, type=Rendered)
 
-    def kill(self) -> None:
-        """End the process and reap it, which takes the kernel a moment."""
-        self._process.kill()
-        self._process.wait()
-        self._sock.close()
-
     async def end(self) -> None:
         """Kill the process, reap it and close the socket."""
-        await asyncio.to_thread(self.kill)
+        await self._process.ended(0.0)
+        self._sock.close()
         if self._writer is not None:
             self._writer.close()

@@ -12,7 +12,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from specdec.errors import InvalidRequest
-from specdec.server.answering import read_body
 from specdec.server.chat_message import ChatMessage
 from specdec.server.json_response import json_response
 from specdec.server.parsing import parse_struct
@@ -95,7 +94,7 @@ class Detokenized(Struct):
 async def _tokenize(request: Request) -> Response:
     service = service_of(request)
     settings = service.settings
-    body = parse_struct(await read_body(request), TokenizeBody, strict=settings.strict_params)
+    body = parse_struct(await request.body(), TokenizeBody, strict=settings.strict_params)
     body.check()
     ready = service.check_ready()
     tokenizer = _tokenizer(service, body.model)
@@ -130,7 +129,7 @@ def _piece(tokenizer: Tokenizer, token_id: int) -> Piece:
 async def _detokenize(request: Request) -> Response:
     service = service_of(request)
     settings = service.settings
-    body = parse_struct(await read_body(request), DetokenizeBody, strict=settings.strict_params)
+    body = parse_struct(await request.body(), DetokenizeBody, strict=settings.strict_params)
     ready = service.check_ready()
     tokenizer = _tokenizer(service, body.model)
     if body.tokens and not (min(body.tokens) >= 0 and max(body.tokens) < ready.vocab_size):

@@ -17,7 +17,8 @@ from specdec.config import EngineConfig
 from specdec.errors import EngineStopped
 from specdec.params import SamplingParams
 from specdec.server.engine_client import EngineClient
-from specdec.server.messages import Alive, Output, Ready, Submit, Tokens, encode_frame
+from specdec.server.framing import encode_frame
+from specdec.server.messages import Alive, Output, Ready, Submit, Tokens
 from specdec.server.supervisor import BackOff, Supervisor
 
 READY = encode_frame(Ready("m", "", "none", 100, 50))

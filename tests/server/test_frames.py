@@ -20,8 +20,8 @@ from specdec.errors import EngineStopped, SpecdecError
 from specdec.params import SamplingParams
 from specdec.server import engine_process
 from specdec.server.engine_process import SteppedEngine
+from specdec.server.framing import HEADER_LEN, encode_frame, frame_len
 from specdec.server.messages import (
-    HEADER_LEN,
     Failed,
     Output,
     Ready,
@@ -30,10 +30,8 @@ from specdec.server.messages import (
     Tokens,
     decode_to_engine,
     decode_to_server,
-    encode_frame,
-    frame_len,
 )
-from specdec.server.template_worker import Render, Setup, frame
+from specdec.server.template_worker import Render, Setup
 
 START = encode_frame(Start(EngineConfig(model="m")))
 SUBMIT = encode_frame(Submit("r", (1, 2), SamplingParams()))
@@ -148,8 +146,8 @@ def test_flipped_bits_are_a_message_or_damaged(whole: bytes, flips: list[tuple[i
         decode(bytes(body))
 
 
-SETUP = frame(Setup({"default": "ok"}, {}, 100, 2**28))
-RENDER = frame(Render([], {}, True, False, 5.0))
+SETUP = encode_frame(Setup({"default": "ok"}, {}, 100, 2**28))
+RENDER = encode_frame(Render([], {}, True, False, 5.0))
 
 
 @pytest.mark.parametrize("name", DAMAGED | TRUNCATED)

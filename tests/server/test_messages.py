@@ -13,9 +13,8 @@ from specdec.limits import SpeculationLimits
 from specdec.params import SamplingParams
 from specdec.request import TokenRecord
 from specdec.server.channel import Channel
+from specdec.server.framing import HEADER_LEN, MAX_FRAME_LEN, encode_frame, frame_len
 from specdec.server.messages import (
-    HEADER_LEN,
-    MAX_FRAME_LEN,
     Abort,
     Alive,
     Count,
@@ -33,8 +32,6 @@ from specdec.server.messages import (
     ToServer,
     decode_to_engine,
     decode_to_server,
-    encode_frame,
-    frame_len,
     revive_error,
 )
 
