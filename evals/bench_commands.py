@@ -63,8 +63,9 @@ def latency(
     as_json: AsJson = False,
 ) -> None:
     """Steps against what memory can give, streams, and whole answers, ours and peers'."""
-    from specdec.evals import latency_table, latency_trend
-    from specdec.evals.latency import LatencySettings, measure
+    from specdec.evals.latency import render as latency_table
+    from specdec.evals.latency import trend as latency_trend
+    from specdec.evals.latency.bench import LatencySettings, measure
 
     config = EngineConfig(
         model=model,
@@ -93,7 +94,7 @@ def latency(
     if before is not None and not as_json:
         print(f"\n{latency_trend.render(latency_trend.line_of(report), before)}")
     if plot is not None:
-        from specdec.evals.latency_plot import plot_steps
+        from specdec.evals.latency.plot import plot_steps
 
         plot_steps(report, plot)
 
@@ -120,7 +121,7 @@ def bench_server(
     as_json: AsJson = False,
 ) -> None:
     """What the server adds to the engine alone, and whether a crowd is felt. Exit code 1 if not."""
-    from specdec.evals.server_overhead import OverheadSettings, measure, render
+    from specdec.evals.load.overhead import OverheadSettings, measure, render
 
     config = EngineConfig(model=model, weights=weights, threads=threads)  # type: ignore[arg-type]
     settings = OverheadSettings(config, rounds=rounds)
@@ -142,7 +143,7 @@ def bench_suffix(
 
     from specdec import checkpoints
     from specdec.drafters.training.prompts import standard_text
-    from specdec.evals.latency_table import table
+    from specdec.evals.report.tables import table
     from specdec.evals.suffix_cost import suffix_costs
     from specdec.tokenizer import Tokenizer
 
@@ -167,8 +168,8 @@ def crossover(
     kind: Annotated[
         list[str] | None, typer.Option(help="chat, code-edit, random; repeatable; default: all.")
     ] = None,
-    questions: Annotated[
-        Path | None, typer.Option(help="Spec-Bench's question.jsonl, for chat.")
+    data: Annotated[
+        Path | None, typer.Option(help="Samples as JSON lines, for chat: docs/evals.md.")
     ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(help="Longest answer; default: 96, or 32 if quick.", min=2)
@@ -192,8 +193,8 @@ def crossover(
     as_json: AsJson = False,
 ) -> None:
     """From how many streams on drafts stop paying, and whether adaptive control sees it."""
-    from specdec.evals.crossover import CrossoverSettings, Setting, parse_streams, run
-    from specdec.evals.workloads import KINDS, WorkloadSettings
+    from specdec.evals.crossover.bench import CrossoverSettings, Setting, parse_streams, run
+    from specdec.evals.crossover.workloads import KINDS, WorkloadSettings
 
     config = EngineConfig(
         model=model,
@@ -210,7 +211,7 @@ def crossover(
         parse_streams(concurrency or ("1,4,16" if quick else "1,2,4,8,16,32,64")),
         tuple(map(Setting.parse, setting or ("off", "fixed:4", "fixed:16", "adaptive"))),
         tuple(kind or KINDS),
-        WorkloadSettings(max_tokens or (32 if quick else 96), questions),
+        WorkloadSettings(max_tokens or (32 if quick else 96), data),
         rounds=rounds or (2 if quick else 5),
         min_requests=4 if quick else 12,
     )
@@ -223,9 +224,9 @@ def simulate(
     as_json: AsJson = False,
 ) -> None:
     """Adaptive control against every fixed node budget, on machines that are simulated."""
-    from specdec.evals.population import standard
-    from specdec.evals.simulation_report import BATCH_SIZES, render, report
-    from specdec.evals.virtual_machine import standard_machines
+    from specdec.evals.simulation.population import standard
+    from specdec.evals.simulation.report import BATCH_SIZES, render, report
+    from specdec.evals.simulation.virtual_machine import standard_machines
 
     step = 3 if quick else 1
     found = report(
@@ -243,6 +244,6 @@ def bench_kernels(
     as_json: AsJson = False,
 ) -> None:
     """The GPU kernels: right first, then how close to what the GPU can do. Exit code 1 if not."""
-    from specdec.evals.kernel_bench import run
+    from specdec.evals.kernel.bench import run
 
     raise typer.Exit(run(out, is_quick=quick, as_json=as_json))

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from specdec.config import DEFAULT_MODEL, EngineConfig
-from specdec.errors import UsageError
+from specdec.evals.report.options import Data, PerTask, Task
 from specdec.options import (
     DEFAULTS,
     AsJson,
@@ -67,16 +67,13 @@ def quantization(
 
 @eval_app.command()
 def acceptance(
-    questions: Annotated[
-        Path | None,
-        typer.Option(help="Spec-Bench's question.jsonl; without it only the code edits are run."),
-    ] = None,
-    per_task: Annotated[int, typer.Option(help="Questions of each task.", min=1)] = 20,
+    data: Data = None,
+    per_task: PerTask = 20,
     drafter: Annotated[
         list[str] | None,
         typer.Option(help="Drafters to compare, each as --drafter takes them; repeatable."),
     ] = None,
-    task: Annotated[list[str] | None, typer.Option(help="Only this task; repeatable.")] = None,
+    task: Task = None,
     temperature: Annotated[float, typer.Option(help="Of all answers.", min=0)] = 0.0,
     no_noise: Annotated[
         bool, typer.Option("--no-noise", help="Draft plain top-k trees for sampled requests too.")
@@ -94,15 +91,13 @@ def acceptance(
     as_json: AsJson = False,
 ) -> None:
     """Tokens per step, draft cost and speed of drafters by task; the answers must be equal."""
-    from specdec.evals.acceptance import AcceptanceSettings, evaluate, markdown, render
-    from specdec.evals.questions import code_edits, spec_bench
+    from specdec.evals.acceptance.bench import AcceptanceSettings, evaluate, markdown, render
+    from specdec.evals.data.formats import read_samples
+    from specdec.evals.data.questions import code_edits
+    from specdec.evals.data.sample import first_of_each_task
 
-    asked = spec_bench(questions, per_task) if questions is not None else []
-    asked += code_edits(per_task)
-    if task:
-        asked = [question for question in asked if question.task in task]
-    if not asked:
-        raise UsageError("no question is of these tasks")
+    samples = [sample for file in data or () for sample in read_samples(file)]
+    asked = first_of_each_task([*samples, *code_edits(per_task)], per_task, task or ())
     settings = AcceptanceSettings(
         EngineConfig(
             model=model,
@@ -136,8 +131,8 @@ def compile_kernels(
     as_json: AsJson = False,
 ) -> None:
     """Compile every kernel for every GPU; needs none. Exit code 1 if one must not ship."""
-    from specdec.evals.kernel_report import compile_kernels as run
-    from specdec.evals.kernel_report import render
+    from specdec.evals.kernel.compile_report import compile_kernels as run
+    from specdec.evals.kernel.compile_report import render
 
     report = run(target or ())
     print(json.dumps(report) if as_json else render(report))

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from specdec.config import EngineConfig, KVPrecision, WeightPrecision
 from specdec.errors import UsageError
-from specdec.evals.latency_table import table
-from specdec.evals.progress import progress
+from specdec.evals.report.progress import progress
+from specdec.evals.report.tables import table
 from specdec.kernels.batch import Batch
 from specdec.kernels.segment import Segment
 from specdec.kv_cache import slot_at

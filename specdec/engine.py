@@ -28,8 +28,10 @@ from specdec.plan import StepPlan
 from specdec.request import RejectedNode, Request, RequestOutput, TokenRecord
 from specdec.sampling import Sampler
 from specdec.scheduler import Scheduler
+from specdec.step_record import StepRecord
 from specdec.text import StopMatcher
 from specdec.tokenizer import Tokenizer
+from specdec.tree import DraftTree
 from specdec.verifier import make_verifier
 
 
@@ -192,6 +194,7 @@ class Engine:
         forward_s = time.perf_counter() - packing
         outcome = self._committer.commit(plan, verified)
         outputs += self._report(outcome, verified, target.hidden, batch.first_logit)
+        _keep_records(candidates, verified, outcome)
         draft_s = dict(self.drafter.asked_s)
         rest_s = time.perf_counter() - started - forward_s - sum(draft_s.values())
         times = StepTimes(forward_s, rest_s, draft_s, dict(self.drafter.num_asked))
@@ -290,6 +293,15 @@ class Engine:
         self.drafter.release(request)
         self.controller.release(request)
         del self._requests[request.request_id], self._samplers[request.request_id]
+
+
+def _keep_records(
+    candidates: Sequence[DraftTree], verified: Sequence[VerifiedStep], outcome: StepOutcome
+) -> None:
+    """Note the step in the requests that keep their steps."""
+    for offered, item, (request, tokens) in zip(candidates, verified, outcome.tokens, strict=True):
+        if request.keeps_steps and item.error is None:
+            request.steps.append(StepRecord.of(offered, item, len(tokens)))
 
 
 def _last_output(

@@ -10,9 +10,11 @@ from typing import Any
 
 from specdec.engine import Engine
 from specdec.errors import SpecdecError
+from specdec.limits import NO_LIMITS, SpeculationLimits
 from specdec.metrics import SpeculationStats
 from specdec.params import SamplingParams
 from specdec.request import Request, TokenRecord
+from specdec.step_record import StepRecord
 from specdec.text import TextStream
 
 _numbers = count()
@@ -34,6 +36,7 @@ class Generation:
     ttft_s: float
     total_s: float
     num_first: int  # tokens that came with the first step
+    steps: tuple[StepRecord, ...] = ()  # if they were to be kept
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -85,12 +88,15 @@ def generate(
     params: SamplingParams,
     *,
     prediction_ids: Sequence[int] = (),
+    speculation: SpeculationLimits = NO_LIMITS,
+    keeps_steps: bool = False,
     on_delta: OnDelta | None = None,
 ) -> Generation:
     """Run one request to its end.
 
     `prediction_ids` is the text that is expected back, as far as the context reaches; the drafter
-    "prediction" follows it. `on_delta(text, token)` is called for every token, and once with None
+    "prediction" follows it. With `keeps_steps` every decode step has its record.
+    `on_delta(text, token)` is called for every token, and once with None
     for the text held back at the end. Raises SpecdecError if the engine reports an error.
 
     Example:
@@ -103,6 +109,8 @@ def generate(
         tuple(prompt_ids),
         params,
         prediction_ids=tuple(prediction_ids[: engine.max_model_len]),
+        speculation=speculation,
+        keeps_steps=keeps_steps,
     )
     stream = TextStream(engine.tokenizer, params.stop, min_tokens=params.min_tokens)
     parts: list[str] = []
@@ -137,4 +145,5 @@ def generate(
         ttft_s=(first or ended) - started,
         total_s=ended - started,
         num_first=num_first,
+        steps=tuple(request.steps),
     )

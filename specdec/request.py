@@ -6,12 +6,15 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from specdec.limits import NO_LIMITS, SpeculationLimits
 from specdec.metrics import SpeculationStats
 from specdec.params import SamplingParams
 from specdec.text import StopMatcher
+
+if TYPE_CHECKING:  # made of what is made of requests
+    from specdec.step_record import StepRecord
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -69,6 +72,7 @@ class Request:
     speculation: SpeculationLimits = NO_LIMITS
     prediction_ids: tuple[int, ...] = ()  # the text that the caller expects back
     keeps_rejected: bool = False  # report rejected nodes too
+    keeps_steps: bool = False  # for who measures: `steps` has a record of each decode step
     stop_matcher: StopMatcher | None = None
 
     phase: Phase = Phase.WAITING
@@ -81,6 +85,7 @@ class Request:
     block_ids: list[int] = field(default_factory=list)
     output: list[TokenRecord] = field(default_factory=list)
     stats: SpeculationStats = field(default_factory=SpeculationStats)
+    steps: list[StepRecord] = field(default_factory=list)
     num_published: int = 0  # full blocks already offered as prefix hits
     max_output: int = field(init=False)  # max_tokens, less where the context ends first
     token_ids: list[int] = field(init=False)

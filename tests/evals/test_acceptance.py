@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,55 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.errors import UsageError
-from specdec.evals import acceptance
-from specdec.evals.acceptance import AcceptanceSettings, Tally, evaluate, render
-from specdec.evals.edited import NUM_EDITS, SHARE, with_edits
-from specdec.evals.questions import Question, code_edits, spec_bench
+from specdec.evals.acceptance import bench as acceptance
+from specdec.evals.acceptance.bench import AcceptanceSettings, Tally, evaluate, render
+from specdec.evals.acceptance.edited import NUM_EDITS, SHARE, with_edits
+from specdec.evals.data.questions import code_edits
+from specdec.evals.data.sample import Sample
 from specdec.generation import Generation
 from specdec.metrics import SpeculationStats
 from specdec.request import TokenRecord
 from tests.evals.toy_folder import load_or_skip, toy_config, write_toy
 
 
-def bench_file(folder: Path) -> Path:
-    file = folder / "question.jsonl"
-    numbers = [81, 82, 83, 160, 161, 241, 321, 401, 481, 560, 82]
-    lines = [{"question_id": n, "turns": [f"question {n}", "second"]} for n in numbers]
-    file.write_text("\n".join(map(json.dumps, lines)))
-    return file
-
-
-def test_spec_bench_takes_the_first_of_each_task(tmp_path: Path) -> None:
-    found = spec_bench(bench_file(tmp_path), 2)
-    assert [(q.task, q.text) for q in found] == [
-        ("chat", "question 81"),
-        ("chat", "question 82"),
-        ("translation", "question 161"),
-        ("summary", "question 241"),
-        ("qa", "question 321"),
-        ("math", "question 401"),
-        ("rag", "question 481"),
-        ("rag", "question 560"),
-    ]
-    assert found[0].messages == [{"role": "user", "content": "question 81"}]
-
-
-@pytest.mark.parametrize(
-    "text", ["[]", "{}", '{"question_id": 81}', "nonsense", '{"turns": ["x"]}']
-)
-def test_what_is_not_spec_bench_is_refused(tmp_path: Path, text: str) -> None:
-    (file := tmp_path / "x.jsonl").write_text(text)
-    with pytest.raises(UsageError, match=r"x\.jsonl is not Spec-Bench's"):
-        spec_bench(file, 1)
-    with pytest.raises(UsageError, match="cannot read"):
-        spec_bench(tmp_path / "none.jsonl", 1)
-
-
 def test_code_edits_hold_whole_functions() -> None:
     found = code_edits(6)
-    assert len(found) == len({q.text for q in found}) == 6
-    assert all(q.text.count("```") == 2 and "def " in q.text for q in found)
+    texts = [sample.messages[0]["content"] for sample in found]
+    assert len(found) == len(set(texts)) == len({sample.sample_id for sample in found}) == 6
+    assert all(text.count("```") == 2 and "def " in text for text in texts)
 
 
 @given(token_ids=st.lists(st.integers(0, 9), min_size=3, max_size=400), seed=st.integers(0, 1000))
@@ -113,9 +79,13 @@ def test_a_tally_is_the_sum_of_its_answers() -> None:
 def settings_for(folder: Path) -> AcceptanceSettings:
     config = toy_config(folder, "native")
     load_or_skip(config)
-    questions = (Question("chat", "the cat"), Question("qa", "who"), Question("chat", "aaaa"))
+    asked = (("chat", "the cat"), ("qa", "who"), ("chat", "aaaa"))
+    samples = [
+        Sample(str(number), task, ({"role": "user", "content": text},))
+        for number, (task, text) in enumerate(asked)
+    ]
     config = replace(config, node_budget=8)
-    return AcceptanceSettings(config, questions, ("ngram", "prediction,suffix"), max_tokens=40)
+    return AcceptanceSettings(config, samples, ("ngram", "prediction,suffix"), max_tokens=40)
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from specdec.evals import population as populations
-from specdec.evals.population import Phase, Population
-from specdec.evals.simulation_report import (
+from specdec.evals.simulation import population as populations
+from specdec.evals.simulation.population import Phase, Population
+from specdec.evals.simulation.report import (
     ABSURD,
     FIXED_BUDGETS,
     adaptive,
@@ -24,8 +24,8 @@ from specdec.evals.simulation_report import (
     best_fixed,
     fixed,
 )
-from specdec.evals.simulator import ControllerFactory, SimulationResult, simulate
-from specdec.evals.virtual_machine import (
+from specdec.evals.simulation.simulator import ControllerFactory, SimulationResult, simulate
+from specdec.evals.simulation.virtual_machine import (
     VirtualMachine,
     compute_bound,
     four_bit_gpu,

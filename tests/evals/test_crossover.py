@@ -15,12 +15,13 @@ import typer
 
 from specdec.config import EngineConfig
 from specdec.errors import UsageError
-from specdec.evals import bench_commands, crossover, simulation_report
-from specdec.evals.closed_loop import ClosedLoop, LoopRun, LoopStep
-from specdec.evals.crossover import Answers, CrossoverSettings, Setting
-from specdec.evals.crossover_summary import Cell, bounds, cell_rows, crossovers, summary
-from specdec.evals.crossover_table import render
-from specdec.evals.workloads import WorkloadSettings
+from specdec.evals import bench_commands
+from specdec.evals.crossover import bench as crossover
+from specdec.evals.crossover.bench import Answers, CrossoverSettings, Setting
+from specdec.evals.crossover.closed_loop import ClosedLoop, LoopRun, LoopStep
+from specdec.evals.crossover.render import render
+from specdec.evals.crossover.summary import Cell, bounds, cell_rows, crossovers, summary
+from specdec.evals.crossover.workloads import WorkloadSettings
 from tests.evals.toy_folder import load_or_skip, toy_config, write_toy
 
 NAMES = ("off", "fixed:4", "adaptive")
@@ -154,7 +155,7 @@ def test_the_table_shows_failures_and_unequal_answers() -> None:
 @pytest.mark.parametrize("kinds", [("chat",), ("chat", "random")])
 def test_the_plot_is_a_picture(kinds: tuple[str, ...], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    from specdec.evals.crossover_plot import plot
+    from specdec.evals.crossover.plot import plot
 
     report = made(kinds)
     report["bounds"][0]["failed"] = ["off"]
@@ -314,7 +315,7 @@ def test_the_command_refuses_before_it_measures(tmp_path: Path) -> None:
         ({"setting": ["fixed:0"]}, "unknown setting"),
         ({"setting": ["fixed:300"]}, "node budget must be between 0 and 255"),
         ({"kind": ["poem"]}, "unknown kind 'poem'"),
-        ({"questions": tmp_path / "none"}, "cannot read"),
+        ({"data": tmp_path / "none"}, "cannot read"),
         ({"weights": "fp3"}, "unknown weights"),
         ({"out": tmp_path / "file"}, "cannot write to"),
     ]
@@ -331,20 +332,3 @@ def test_the_command_refuses_before_it_measures(tmp_path: Path) -> None:
         ):
             bench_commands.crossover(out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_simulate_prints_what_the_simulation_reports(capsys: pytest.CaptureFixture[str]) -> None:
-    numbers: list[list[int]] = []
-
-    def report(**cases: Sequence[object]) -> dict[str, Any]:
-        numbers.append([len(some) for some in cases.values()])
-        return {"rows": len(numbers)}
-
-    with (
-        patch.object(simulation_report, "report", report),
-        patch.object(simulation_report, "render", lambda found: f"{found['rows']} row"),
-    ):
-        bench_commands.simulate()
-        bench_commands.simulate(quick=True, as_json=True)
-    assert capsys.readouterr().out == '1 row\n{"rows": 2}\n'
-    assert all(0 < few < all_ for all_, few in zip(*numbers, strict=True))

@@ -16,12 +16,13 @@ import pytest
 import torch
 
 from specdec.errors import UsageError
-from specdec.evals import kernel_bench, kernel_forward
-from specdec.evals.kernel_case import Expected, KernelCase, Place, Prepared, Results
-from specdec.evals.kernel_cases import gpu_cases
-from specdec.evals.kernel_row_cases import SiluMul
-from specdec.evals.kernel_table import render
-from specdec.evals.kernel_timer import Ceilings, CudaTimer, HostTimer, measure_ceilings
+from specdec.evals.kernel import bench as kernel_bench
+from specdec.evals.kernel import forward as kernel_forward
+from specdec.evals.kernel.case import Expected, KernelCase, Place, Prepared, Results
+from specdec.evals.kernel.cases import gpu_cases
+from specdec.evals.kernel.row_cases import SiluMul
+from specdec.evals.kernel.tables import render
+from specdec.evals.kernel.timer import Ceilings, CudaTimer, HostTimer, measure_ceilings
 from specdec.kernels import dispatch
 from tests.kernels.device import DEVICE, needs_gpu
 
@@ -128,7 +129,7 @@ def test_what_was_not_measured_is_not_compared() -> None:
 
 def test_the_plot_is_written_or_missed_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "roofline.png"
-    with patch.dict(sys.modules, {"specdec.evals.kernel_plots": None}):
+    with patch.dict(sys.modules, {"specdec.evals.kernel.plots": None}):
         assert kernel_bench._plot(report(), path) == kernel_bench.NO_PLOT
     pytest.importorskip("matplotlib")
     for cases in (report()["cases"], list[Any]()):
@@ -154,7 +155,8 @@ def test_without_a_gpu_it_says_so_first(tmp_path: Path) -> None:
 import sys
 for name in ("typer", "starlette", "msgspec", "rich", "uvicorn"):
     sys.modules[name] = None
-from specdec.evals import kernel_bench, kernel_cases
+from specdec.evals.kernel import bench as kernel_bench
+from specdec.evals.kernel import cases as kernel_cases
 cases = kernel_cases.cpu_cases(is_quick=True)[2:4]
 kernel_bench.cpu_cases = lambda is_quick: cases
 sys.argv = ["kernel_bench", "--quick", "--out", {str(tmp_path / "a" / "b")!r}]
@@ -175,7 +177,7 @@ kernel_bench.main()
 def test_the_command_line_has_it(tmp_path: Path) -> None:
     code = """\
 import sys
-from specdec.evals import kernel_bench
+from specdec.evals.kernel import bench as kernel_bench
 kernel_bench.cpu_cases = lambda is_quick: []
 from specdec.cli import main
 main()

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.evals import kernel_bench
-from specdec.evals.kernel_attention_cases import TreeAttention, random_parents
-from specdec.evals.kernel_case import (
+from specdec.evals.kernel import bench as kernel_bench
+from specdec.evals.kernel.attention_cases import TreeAttention, random_parents
+from specdec.evals.kernel.case import (
     Accuracy,
     Dims,
     Expected,
@@ -22,10 +22,10 @@ from specdec.evals.kernel_case import (
     accuracy,
     poisoned_results,
 )
-from specdec.evals.kernel_cases import cpu_cases, gpu_cases
-from specdec.evals.kernel_row_cases import RmsNorm, RopeWrite, SiluMul
-from specdec.evals.kernel_step_cases import Choice, MoveSlots, Walk
-from specdec.evals.kernel_timer import Ceilings, HostTimer
+from specdec.evals.kernel.cases import cpu_cases, gpu_cases
+from specdec.evals.kernel.row_cases import RmsNorm, RopeWrite, SiluMul
+from specdec.evals.kernel.step_cases import Choice, MoveSlots, Walk
+from specdec.evals.kernel.timer import Ceilings, HostTimer
 from specdec.kernels import gumbel_argmax, kv_slots, norm_rope, tree_attention, tree_walk
 from specdec.kernels.tree_walk import TreeWalk
 from tests.kernels.device import DEVICE

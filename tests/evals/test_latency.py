@@ -13,10 +13,15 @@ import pytest
 
 from specdec.config import Backend, EngineConfig
 from specdec.errors import UsageError
-from specdec.evals import bench_commands, latency, latency_table, latency_trend, peers
-from specdec.evals.contender import Contender, Run
-from specdec.evals.latency import BASELINE, DRAFTED, LatencySettings, measure
-from specdec.evals.peers import PeerSetup
+from specdec.evals import bench_commands
+from specdec.evals.latency import bench as latency
+from specdec.evals.latency import peers
+from specdec.evals.latency import render as latency_table
+from specdec.evals.latency import trend as latency_trend
+from specdec.evals.latency.bench import BASELINE, DRAFTED, LatencySettings, measure
+from specdec.evals.latency.contender import Contender, Run
+from specdec.evals.latency.peers import PeerSetup
+from specdec.evals.report.tables import table
 from specdec.options import DEFAULTS
 from tests.evals.toy_folder import load_or_skip, toy_config, write_toy
 
@@ -144,19 +149,19 @@ def test_the_table_has_every_section(folder: Path) -> None:
         f"chat: {DRAFTED} / echo = ",
     ):
         assert words in text
-    assert list(latency_table.table(["a", "bc"], [("x", 1.5), ("yy", 10)])) == [
+    assert list(table(["a", "bc"], [("x", 1.5), ("yy", 10)])) == [
         "a    bc",
         "x   1.5",
         "yy   10",
     ]
-    assert list(latency_table.table(["a", "b"], [])) == ["a  b"]
+    assert list(table(["a", "b"], [])) == ["a  b"]
     no_steps = {**measured(folder, "torch"), "breakdown": {BASELINE: {}, DRAFTED: {}}}
     assert "\npart\n" in latency_table.render(no_steps)  # of answers of one token
 
 
 def test_the_plot_is_a_picture(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    from specdec.evals.latency_plot import plot_steps
+    from specdec.evals.latency.plot import plot_steps
 
     plot_steps(measured(folder, "torch"), tmp_path / "steps.png")
     assert (tmp_path / "steps.png").read_bytes().startswith(b"\x89PNG")

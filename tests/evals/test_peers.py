@@ -14,9 +14,9 @@ import torch
 
 from specdec.engine import Engine
 from specdec.errors import SpecdecError, UsageError
-from specdec.evals import peers
-from specdec.evals.contender import Run, checked, num_equal, ours
-from specdec.evals.peers import PeerSetup
+from specdec.evals.latency import peers
+from specdec.evals.latency.contender import Run, checked, num_equal, ours
+from specdec.evals.latency.peers import PeerSetup
 from tests.evals.toy_folder import toy_config, write_toy
 from tests.toy import toy_engine
 

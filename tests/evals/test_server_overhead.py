@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from specdec.config import EngineConfig
 from specdec.errors import SpecdecError
-from specdec.evals import bench_commands, server_overhead
-from specdec.evals.served import Stream
-from specdec.evals.server_overhead import OverheadSettings, Timing, crowd_summary, measure, summary
+from specdec.evals import bench_commands
+from specdec.evals.load import overhead as server_overhead
+from specdec.evals.load.overhead import OverheadSettings, Timing, crowd_summary, measure, summary
+from specdec.evals.load.served import Stream
 from tests.server.conftest import make_folder
 from tests.server.test_real_engine import add_weights
 from tests.toy import compiled_native

@@ -14,12 +14,12 @@ from specdec.commit import VerifiedStep
 from specdec.composite import join
 from specdec.controller import Controller, FixedBudget
 from specdec.decision import StepTimes
-from specdec.evals import population as populations
-from specdec.evals.population import Kind, Phase, Population, VirtualRequest, true_token
-from specdec.evals.simulated_drafter import Honesty, SimulatedDrafter
-from specdec.evals.simulation_report import at_work, best_fixed, fixed, render, report
-from specdec.evals.simulator import simulate
-from specdec.evals.virtual_machine import (
+from specdec.evals.simulation import population as populations
+from specdec.evals.simulation.population import Kind, Phase, Population, VirtualRequest, true_token
+from specdec.evals.simulation.report import at_work, best_fixed, fixed, render, report
+from specdec.evals.simulation.simulated_drafter import Honesty, SimulatedDrafter
+from specdec.evals.simulation.simulator import simulate
+from specdec.evals.simulation.virtual_machine import (
     VirtualMachine,
     compute_bound,
     four_bit_gpu,

@@ -8,11 +8,11 @@ import pytest
 from torch import Tensor
 
 from specdec.config import Backend, EngineConfig
-from specdec.evals.floor import Floor
-from specdec.evals.read_bandwidth import Bandwidth, ReadBandwidth
-from specdec.evals.spread import percentile, ratio_of_rounds, spread_ms
-from specdec.evals.step_clock import PARTS, StepClock, StepTime, breakdown
-from specdec.evals.step_times import StepBench, StepCell, fitting_contexts
+from specdec.evals.latency.floor import Floor
+from specdec.evals.latency.read_bandwidth import Bandwidth, ReadBandwidth
+from specdec.evals.latency.step_clock import PARTS, StepClock, StepTime, breakdown
+from specdec.evals.latency.step_times import StepBench, StepCell, fitting_contexts
+from specdec.evals.report.spread import percentile, ratio_of_rounds, spread_ms
 from specdec.native_model import NativeModel
 from specdec.params import SamplingParams
 from specdec.request import Request

@@ -1,0 +1,1 @@
+"""Tokens per step, draft cost and speed of drafters by task."""

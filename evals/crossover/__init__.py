@@ -1,0 +1,1 @@
+"""From how many streams on drafts stop paying."""

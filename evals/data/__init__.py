@@ -1,0 +1,1 @@
+"""Questions and recorded answers that evals run on."""

@@ -1,0 +1,82 @@
+"""Sample: one conversation to be answered, or one whose answer is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specdec.errors import UsageError
+from specdec.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What is asked, and of which task it is. `sample_id` is unique among the samples of a run.
+
+    `messages` are a chat up to the first turn to be answered; `later_turns` are what the user says
+    after each answer. Instead of messages there is `text`, a prompt without a chat template, or
+    `prompt_ids`. A recorded answer is `output` or `output_ids`.
+    """
+
+    sample_id: str
+    task: str
+    messages: tuple[Message, ...] = ()
+    later_turns: tuple[str, ...] = ()
+    text: str | None = None
+    prompt_ids: tuple[int, ...] | None = None
+    output: str | None = None
+    output_ids: tuple[int, ...] | None = None
+
+    def encode(self, tokenizer: Tokenizer, answers: Sequence[str] = ()) -> list[int]:
+        """Token ids of the prompt after so many answers, one of which every turn got.
+
+        Example: `sample.encode(tokenizer, answers=["Hello."])` is the prompt of the second turn.
+        """
+        if self.prompt_ids is not None:
+            return list(self.prompt_ids)
+        if self.text is not None:
+            return tokenizer.encode(self.text)
+        return tokenizer.encode_chat(self.chat(answers))
+
+    def chat(self, answers: Sequence[str] = ()) -> list[Message]:
+        """The messages after so many answers."""
+        messages = list(self.messages)
+        for answer, turn in zip(answers, self.later_turns, strict=False):
+            messages += [
+                {"role": "assistant", "content": answer},
+                {"role": "user", "content": turn},
+            ]
+        return messages
+
+    @property
+    def num_turns(self) -> int:
+        """How many answers are asked for."""
+        return 1 + len(self.later_turns)
+
+
+def first_of_each_task(
+    samples: Iterable[Sample], per_task: int | None = None, tasks: Sequence[str] = ()
+) -> list[Sample]:
+    """At most `per_task` samples of each task, in order; None takes all, no `tasks` are all tasks.
+
+    Raises UsageError, naming the tasks there are, if one is unknown or nothing is left.
+    """
+    all_samples = list(samples)
+    known = list(dict.fromkeys(sample.task for sample in all_samples))
+    for task in tasks:
+        if task not in known:
+            raise UsageError(f"no task {task!r} in the data; there are: {', '.join(known)}")
+    counts = dict.fromkeys(known, 0)
+    kept = []
+    for sample in all_samples:
+        counts[sample.task] += 1
+        if (per_task is None or counts[sample.task] <= per_task) and sample.task in (
+            tasks or known
+        ):
+            kept.append(sample)
+    if not kept:
+        raise UsageError("there is no sample in the data")
+    return kept

@@ -1,0 +1,1 @@
+"""One stream: steps and answers against floors and peers."""

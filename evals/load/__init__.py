@@ -1,0 +1,1 @@
+"""Servers under load, as their clients see them."""

@@ -1,0 +1,1 @@
+"""What every measurement has in common: statistics, tables, files."""

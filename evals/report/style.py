@@ -1,0 +1,60 @@
+"""Style: how plots look, so that they can be read in grey and by the colour-blind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from specdec.evals.report.machine import machine_line
+
+# Okabe and Ito's colours, from dark to light, so that neighbours differ in grey as well.
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+_HATCHES = ("", "//", "..", "xx", "\\\\", "--", "oo")
+
+
+def line_style(index: int) -> dict[str, Any]:
+    """Colour, marker and dashes of the index-th line.
+
+    Example: `axes.plot(x, y, **line_style(0))`.
+    """
+    return {
+        "color": COLOURS[index % len(COLOURS)],
+        "marker": _MARKERS[index % len(_MARKERS)],
+        "linestyle": _DASHES[index % len(_DASHES)],
+        "markersize": 5,
+    }
+
+
+def bar_style(index: int) -> dict[str, Any]:
+    """Colour and hatching of the index-th group of bars."""
+    return {
+        "color": COLOURS[index % len(COLOURS)],
+        "hatch": _HATCHES[index % len(_HATCHES)],
+        "edgecolor": "white",
+        "linewidth": 0.5,
+    }
+
+
+def new_figure(
+    title: str, data: Mapping[str, Any], *, width: float = 8.0, height: float = 5.0
+) -> Figure:
+    """An empty figure, in inches, with its title and below it what `data`'s figures are from."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.suptitle(title)
+    if "machine" in data:
+        figure.supxlabel(
+            f"{machine_line(data['machine'])}; {data['date']}", fontsize=7, color="0.35"
+        )
+    return figure
+
+
+def tidy(axes: Axes) -> None:
+    """A light grid behind, and no frame where nothing is."""
+    axes.grid(alpha=0.25)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)

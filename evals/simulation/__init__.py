@@ -1,0 +1,1 @@
+"""Adaptive control on machines that are simulated."""
