@@ -11,6 +11,7 @@ import typer
 
 from specdec.config import DEFAULT_MODEL, EngineConfig
 from specdec.errors import UsageError
+from specdec.evals.report.options import Out
 from specdec.options import (
     DEFAULTS,
     AsJson,
@@ -178,7 +179,7 @@ def crossover(
         int | None, typer.Option(help="Interleaved repetitions; default: 5, or 2.", min=1)
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few rounds, streams, tokens.")] = False,
-    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("crossover"),
+    out: Out = None,
     check: Annotated[
         bool, typer.Option("--check", help="Exit code 1 if adaptive control fails a bound.")
     ] = False,

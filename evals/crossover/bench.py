@@ -9,9 +9,7 @@ learns is kept throughout, as in a server; its start-up profile and a first roun
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +19,13 @@ from specdec.config import Control, EngineConfig
 from specdec.engine import Engine
 from specdec.errors import UsageError
 from specdec.evals.crossover.closed_loop import ClosedLoop, LoopRun
+from specdec.evals.crossover.report import report_of
 from specdec.evals.crossover.summary import ADAPTIVE, OFF, Cell, summary
 from specdec.evals.crossover.workloads import WorkloadSettings, check_kind, workload
 from specdec.evals.latency.contender import num_equal
 from specdec.evals.report.machine import origin, target
 from specdec.evals.report.progress import progress
+from specdec.evals.report.report import ReportFolder, show
 from specdec.loading import LoadedModel, load_model
 
 
@@ -100,37 +100,24 @@ def parse_streams(text: str) -> tuple[int, ...]:
 
 
 def run(
-    settings: CrossoverSettings, out: Path, *, as_json: bool = False, must_hold: bool = False
+    settings: CrossoverSettings,
+    out: Path | None = None,
+    *,
+    as_json: bool = False,
+    must_hold: bool = False,
 ) -> int:
-    """Measure, write crossover.json and crossover.png to `out`, print.
+    """Measure, print, and write to the folder `out`.
 
     The exit code is 1 if answers differ, or if a bound fails that must hold. Raises UsageError,
     before anything is measured, if the files cannot be written.
     """
-    from specdec.evals.crossover.render import render
-
-    _check_output(out)
-    report = measure(settings)
-    text = json.dumps(report, indent=1, allow_nan=False)
-    (out / "crossover.json").write_text(text + "\n", encoding="utf-8")
-    from specdec.evals.crossover.plot import plot
-
-    plot(report, out / "crossover.png")
-    print(text if as_json else render(report))
-    is_failed = must_hold and any(bound["failed"] for bound in report["bounds"])
-    return 1 if report["unequal"] or is_failed else 0
-
-
-def _check_output(folder: Path) -> None:
-    """A long run must not be lost to a picture that cannot be drawn or a file not written."""
-    if find_spec("matplotlib") is None:
-        raise UsageError("the plot needs matplotlib: pip install 'specdec-server[evals]'")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in ("crossover.json", "crossover.png"):
-            (folder / name).open("ab").close()
-    except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {error.strerror}") from None
+    folder = ReportFolder(out, "crossover")
+    data = measure(settings)
+    report = report_of(data)
+    folder.write(report)
+    show(report, as_json=as_json)
+    is_failed = must_hold and any(bound["failed"] for bound in data["bounds"])
+    return 1 if data["unequal"] or is_failed else 0
 
 
 def measure(settings: CrossoverSettings) -> dict[str, Any]:

@@ -43,13 +43,11 @@ def bar_style(index: int) -> dict[str, Any]:
 def new_figure(
     title: str, data: Mapping[str, Any], *, width: float = 8.0, height: float = 5.0
 ) -> Figure:
-    """An empty figure, in inches, with its title and below it what `data`'s figures are from."""
+    """An empty figure, in inches, with its title and below that what `data` is from."""
     figure = Figure(figsize=(width, height), layout="constrained")
-    figure.suptitle(title)
     if "machine" in data:
-        figure.supxlabel(
-            f"{machine_line(data['machine'])}; {data['date']}", fontsize=7, color="0.35"
-        )
+        title += f"\n{machine_line(data['machine'])}; {data['date']}"
+    figure.suptitle(title, fontsize="medium")
     return figure
 
 

@@ -19,9 +19,11 @@ from specdec.evals import bench_commands
 from specdec.evals.crossover import bench as crossover
 from specdec.evals.crossover.bench import Answers, CrossoverSettings, Setting
 from specdec.evals.crossover.closed_loop import ClosedLoop, LoopRun, LoopStep
-from specdec.evals.crossover.render import render
+from specdec.evals.crossover.report import report_of
 from specdec.evals.crossover.summary import Cell, bounds, cell_rows, crossovers, summary
 from specdec.evals.crossover.workloads import WorkloadSettings
+from specdec.evals.report import report as reports
+from specdec.evals.report.report import ReportFolder
 from tests.evals.toy_folder import load_or_skip, toy_config, write_toy
 
 NAMES = ("off", "fixed:4", "adaptive")
@@ -94,7 +96,12 @@ def made(kinds: Sequence[str] = ("chat", "random")) -> dict[str, Any]:
             }
     return {
         "date": "2026-01-01",
-        "machine": {"processor": "a processor", "cores": 2, "capability": "AVX512"},
+        "machine": {
+            "processor": "a processor",
+            "cores": 2,
+            "capability": "AVX512",
+            "versions": {"torch": "2.13"},
+        },
         "target": {"model": "toy", "weights": "bf16", "kv": "auto", "backend": "native"},
         "settings": {
             "kinds": list(kinds),
@@ -140,27 +147,27 @@ def test_another_answer_is_found_wherever_it_is_given() -> None:
 
 def test_the_table_shows_failures_and_unequal_answers() -> None:
     report = made()
-    text = render(report)
+    text = report_of(report).text()
     assert "FAILS" not in text and "answers: equal" in text
-    assert "chat: off is as fast as fixed:4: 4\n" in text
+    assert "chat: off is as fast as fixed:4 from 4 streams on\n" in text
     assert max(map(len, text.splitlines())) <= 100
     report["bounds"][0]["failed"] = ["off"]
     report["rows"][0]["decode_tokens_per_second"] = None
     report["unequal"] = [{**dict.fromkeys(("kind", "setting"), "x"), "task": 3, "num_equal": 5}]
     report["unequal"][0]["concurrency"] = 4
-    text = render(report)
+    text = report_of(report).text()
     assert "FAILS: off" in text and "ANSWERS DIFFER: 1" in text
 
 
 @pytest.mark.parametrize("kinds", [("chat",), ("chat", "random")])
-def test_the_plot_is_a_picture(kinds: tuple[str, ...], tmp_path: Path) -> None:
+def test_the_plots_are_pictures(kinds: tuple[str, ...], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    from specdec.evals.crossover.plot import plot
-
     report = made(kinds)
     report["bounds"][0]["failed"] = ["off"]
-    plot(report, tmp_path / "crossover.png")
-    assert (tmp_path / "crossover.png").read_bytes().startswith(b"\x89PNG")
+    ReportFolder(tmp_path, "crossover").write(report_of(report))
+    for name in ("throughput", "gain"):
+        picture = (tmp_path / f"crossover-{name}.png").read_bytes()
+        assert picture.startswith(b"\x89PNG")
 
 
 # --- a whole run ---
@@ -210,7 +217,7 @@ def test_a_whole_report(folder: Path) -> None:
     assert report["settings"]["num_requests"] == [2, 6]
     assert report["settings"]["tasks"] == {"chat": 24, "random": 24}
     assert report["target"]["weights"] == "fp32" and report["target"]["backend"] == "torch"
-    assert "answers: equal" in render(report)
+    assert "answers: equal" in report_of(report).text()
 
 
 def test_settings_are_measured_in_another_order_each_round(folder: Path) -> None:
@@ -255,7 +262,7 @@ def test_a_differing_answer_is_reported_and_fails_the_command(
     written = json.loads((tmp_path / "new" / "folder" / "crossover.json").read_text())
     assert {item["setting"] for item in written["unequal"]} == {"fixed:4"}
     assert written["unequal"][0]["num_equal"] == 5
-    assert (tmp_path / "new" / "folder" / "crossover.png").stat().st_size > 0
+    assert (tmp_path / "new" / "folder" / "crossover-gain.png").stat().st_size > 0
 
 
 def test_streams_must_fit_into_the_cache(folder: Path) -> None:
@@ -322,13 +329,13 @@ def test_the_command_refuses_before_it_measures(tmp_path: Path) -> None:
     with patch.object(crossover, "measure", lambda settings: pytest.fail("measured")):
         for options, message in wrong:
             with (
-                patch.object(crossover, "find_spec", lambda name: "found"),
+                patch.object(reports, "find_spec", lambda name: "found"),
                 pytest.raises(UsageError, match=message),
             ):
                 bench_commands.crossover(**{"out": tmp_path / "out", **options})
         with (
-            patch.object(crossover, "find_spec", lambda name: None),
-            pytest.raises(UsageError, match="the plot needs matplotlib"),
+            patch.object(reports, "find_spec", lambda name: None),
+            pytest.raises(UsageError, match="draws with matplotlib"),
         ):
             bench_commands.crossover(out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
