@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from specdec.config import DEFAULT_MODEL, EngineConfig
-from specdec.evals.report.options import Data, PerTask, Task
+from specdec.evals.report.options import Data, Out, PerTask, Task
 from specdec.options import (
     DEFAULTS,
     AsJson,
@@ -46,13 +46,16 @@ def quantization(
     backend: Backend = DEFAULTS.backend,
     threads: Threads = None,
     model: Model = DEFAULT_MODEL,
+    out: Out = None,
     as_json: AsJson = False,
 ) -> None:
     """Perplexity of texts under each precision, and how far it is from fp32's predictions."""
-    from specdec.evals.quantization import evaluate, read_texts, render
+    from specdec.evals.quantization import evaluate, read_texts, report_of
+    from specdec.evals.report.report import ReportFolder, show
 
+    folder = ReportFolder(out, "quantization")
     texts = read_texts(text or ())
-    report = evaluate(
+    found = evaluate(
         EngineConfig(
             model=model,
             backend=backend,  # type: ignore[arg-type]  # validated by EngineConfig
@@ -62,7 +65,9 @@ def quantization(
         weights.split(","),  # type: ignore[arg-type]  # validated by EngineConfig
         kv.split(","),  # type: ignore[arg-type]  # validated by EngineConfig
     )
-    print(json.dumps(report) if as_json else render(report))
+    report = report_of(found)
+    folder.write(report)
+    show(report, as_json=as_json)
 
 
 @eval_app.command()

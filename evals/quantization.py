@@ -7,20 +7,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
 
 from specdec.config import EngineConfig, KVPrecision, WeightPrecision
 from specdec.errors import UsageError
+from specdec.evals.report.machine import origin
 from specdec.evals.report.progress import progress
-from specdec.evals.report.tables import table
+from specdec.evals.report.report import Report
+from specdec.evals.report.tables import Table
 from specdec.kernels.batch import Batch
 from specdec.kernels.segment import Segment
 from specdec.kv_cache import slot_at
 from specdec.loading import LoadedModel, load_model
 from specdec.model_runner import ModelRunner
+
+if TYPE_CHECKING:  # drawn only into a folder, and matplotlib is an extra
+    from matplotlib.figure import Figure
 
 WINDOW = 1024  # tokens that are predicted from one another
 CHUNK = 128  # rows of a forward: logits of more would fill the memory
@@ -110,6 +115,7 @@ def evaluate(
                 for reader, divergence in zip(readers, found, strict=True):
                     divergence.add(reader.log_probs(ids, start), expected, targets)
     return {
+        **origin(),
         "model": config.model,
         "texts": list(texts),
         "window": window,
@@ -169,22 +175,39 @@ def read_texts(files: Sequence[Path]) -> dict[str, str]:
     return texts
 
 
-def render(report: Mapping[str, Any]) -> str:
-    """A line per combination of precisions."""
+def report_of(data: Mapping[str, Any]) -> Report:
+    """A line per combination of precisions; data: of `evaluate`."""
     rows = [
         (
             *(row["weights"], row["kv"], f"{row['perplexity']:.3f}"),
             *(f"{row['excess_percent']:.2f}", f"{row['agreement_percent']:.2f}"),
             *(f"{row['mean_kl']:.5f}", row["num_tokens"]),
         )
-        for row in report["variants"]
+        for row in data["variants"]
     ]
-    head = ["weights", "kv", "perplexity", "excess %", "same token %", "mean KL", "tokens"]
-    reference = report["reference_perplexity"]
-    return "\n".join(
-        [
-            f"{report['model']} on {', '.join(report['texts'])}",
-            f"windows of {report['window']} tokens; perplexity of fp32: {reference:.3f}",
-            *table(head, rows),
-        ]
+    head = ("weights", "kv", "perplexity", "excess %", "same token %", "mean KL", "tokens")
+    reference = data["reference_perplexity"]
+    return Report(
+        "quantization",
+        f"Quantisation: {data['model']} on {', '.join(data['texts'])}",
+        data,
+        (f"windows of {data['window']} tokens; perplexity of fp32: {reference:.3f}",),
+        (Table("precisions", head, rows),),
+        {"perplexity": lambda: _plot(data)},
     )
+
+
+def _plot(data: Mapping[str, Any]) -> Figure:
+    from specdec.evals.report.style import bar_style, new_figure, tidy
+
+    figure = new_figure(f"Perplexity over that of fp32: {data['model']}", data, height=3.5)
+    axes = figure.subplots()
+    names = [f"{row['weights']}, KV {row['kv']}" for row in data["variants"]]
+    bars = axes.barh(names, [row["excess_percent"] for row in data["variants"]], **bar_style(1))
+    axes.bar_label(bars, fmt="%+.2f %%", padding=3)
+    axes.axvline(0, color="0.35", linewidth=1)
+    axes.margins(x=0.15)
+    axes.invert_yaxis()
+    axes.set_xlabel("excess in %")
+    tidy(axes)
+    return figure

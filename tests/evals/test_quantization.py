@@ -87,8 +87,8 @@ def test_fp32_is_its_own_reference_and_the_others_are_not(native: EngineConfig) 
     assert same["perplexity"] == report["reference_perplexity"]
     assert all(row["num_tokens"] == 2 * (len(TEXT) - 1) for row in rows.values())
     assert all(rows[name]["mean_kl"] > 0 for name in ("bf16", "int8", "int4"))
-    text = quantization.render(report)
-    assert "windows of 512 tokens" in text and len(text.splitlines()) == 2 + 1 + 4
+    text = quantization.report_of(report).text()
+    assert "windows of 512 tokens" in text and len(text.splitlines()) == 3 + 1 + 1 + 4
 
 
 def test_every_combination_is_measured(native: EngineConfig) -> None:
@@ -165,8 +165,10 @@ def test_the_command_prints_a_table_or_json(
     path = tmp_path / "text.txt"
     path.write_text(TEXT)
     arguments = {"text": [path], "weights": "fp32,bf16", "backend": "torch", "model": str(folder)}
-    eval_commands.quantization(**arguments)  # type: ignore[arg-type]
-    assert capsys.readouterr().out.startswith(f"{folder} on {path}\n")
+    eval_commands.quantization(**arguments, out=tmp_path / "out")  # type: ignore[arg-type]
+    assert capsys.readouterr().out.startswith(f"Quantisation: {folder} on {path}\n")
+    written = {file.name for file in (tmp_path / "out").iterdir()}
+    assert {"quantization.json", "quantization-perplexity.png"} <= written
     eval_commands.quantization(**arguments, as_json=True)  # type: ignore[arg-type]
     report = json.loads(capsys.readouterr().out)
     assert [row["weights"] for row in report["variants"]] == ["fp32", "bf16"]
