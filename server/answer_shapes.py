@@ -246,6 +246,15 @@ class DrafterLoad(Shape, kw_only=True):
     accepted: int
 
 
+class ShadowLoad(Shape, kw_only=True):
+    """Answers repeated without speculation, where `--shadow` asks for it; dropped ones by why."""
+
+    checked: int
+    divergences: int
+    dropped: dict[str, int]
+    waiting: int
+
+
 class Load(Shape, kw_only=True):
     """How the server does: rates of the last ten seconds, and counts since its start."""
 
@@ -266,3 +275,4 @@ class Load(Shape, kw_only=True):
     itl_ms: Percentiles
     reasons: dict[str, int]
     drafters_detail: list[DrafterLoad]
+    shadow: ShadowLoad | UnsetType = UNSET

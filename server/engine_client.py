@@ -128,6 +128,11 @@ class EngineClient:
         """Why the engine stopped, once it has."""
         return self._failure
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the engine has started and has nothing to do."""
+        return self._ready is not None and self._is_connected and not self._unfinished
+
     def check_ready(self) -> Ready:
         """The engine's description; raises EngineStopped while it cannot take requests."""
         if self.stopped.is_set():

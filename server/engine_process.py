@@ -157,6 +157,7 @@ def _submit(engine: SteppedEngine, message: Submit, queued: dict[str, Request]) 
         speculation=message.speculation,
         prediction_ids=message.prediction_ids,
         keeps_rejected=message.keeps_rejected,
+        is_shadow=message.is_shadow,
     )
     try:
         engine.add(request)
@@ -169,7 +170,7 @@ def _submit(engine: SteppedEngine, message: Submit, queued: dict[str, Request]) 
             error_param=error.param,
         )
     queued[message.request_id] = request
-    return Output(message.request_id)
+    return Output(message.request_id, seed=request.seed)
 
 
 def _begun(queued: dict[str, Request]) -> list[Output]:

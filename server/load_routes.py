@@ -37,6 +37,7 @@ def load_facts(service: Service) -> dict[str, Any]:
     load, totals = service.load, service.totals
     ready = service.engine.ready
     now = totals.now
+    shadow = {} if service.shadow is None else {"shadow": service.shadow.as_json()}
     return {
         "uptime_s": round(load.uptime_s, 3),
         "engine_up": totals.is_up,
@@ -53,6 +54,7 @@ def load_facts(service: Service) -> dict[str, Any]:
         "itl_ms": _percentiles(load.recent_inter_token_s),
         "reasons": totals.totals.get("reasons", {}),
         "drafters_detail": _drafters(totals),
+        **shadow,
     }
 
 

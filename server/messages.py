@@ -38,6 +38,7 @@ class Submit(Struct, tag=True):
     speculation: SpeculationLimits = SpeculationLimits()
     prediction_ids: tuple[int, ...] = ()
     keeps_rejected: bool = False
+    is_shadow: bool = False  # see specdec.request.Request
 
 
 class Abort(Struct, tag=True):
@@ -108,6 +109,7 @@ class Output(Struct):
     num_prefix_hit: int = 0
     rejected: list[RejectedNode] = []  # of a request that keeps them
     has_begun: bool = False  # said once, when the engine first computes a part of it
+    seed: int | None = None  # said once, of a request that was accepted: given or drawn
 
     def merge(self, later: Output) -> None:
         """Take in a later output of the same request that was not fetched in time."""

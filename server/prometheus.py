@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 from specdec.counters import STEP_BOUNDS_S, WAIT_BOUNDS_S, Histogram
 from specdec.server.engine_totals import EngineTotals
 from specdec.server.load_metrics import LoadMetrics
+from specdec.server.shadow import WHY_DROPPED, Shadow
 
 # Always the plain format, which every scraper reads: asked for OpenMetrics, the library would put
 # an underscore for the colon of each name.
@@ -34,11 +35,19 @@ class PrometheusText:
     Example: `PrometheusText("my-model", load, totals).render()`.
     """
 
-    def __init__(self, model_name: str, load: LoadMetrics, totals: EngineTotals) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        load: LoadMetrics,
+        totals: EngineTotals,
+        shadow: Shadow | None = None,
+    ) -> None:
         # Of this server's own: the library's global one would mix the servers of one process.
         self._registry = CollectorRegistry()
         self._registry.register(_Load(model_name, load))
         self._registry.register(_Engine(model_name, totals))
+        if shadow is not None:
+            self._registry.register(_Shadow(model_name, shadow))
         ProcessCollector(registry=self._registry)
 
     def render(self) -> bytes:
@@ -136,6 +145,33 @@ class _Load(_Families):
             ),
             ("vllm:request_prompt_tokens", "A finished request's prompt.", load.prompt_len),
             ("vllm:request_generation_tokens", "A finished request's output.", load.output_len),
+        )
+
+
+class _Shadow(_Families):
+    def __init__(self, model_name: str, shadow: Shadow) -> None:
+        super().__init__(model_name)
+        self._shadow = shadow
+
+    def collect(self) -> Iterator[Metric]:
+        shadow = self._shadow
+        yield self._counter(
+            "specdec:shadow_checked",
+            "Answers compared with their repetition without speculation.",
+            shadow.num_checked,
+        )
+        yield self._counter(
+            "specdec:shadow_divergences", "Of them with other tokens.", shadow.num_divergences
+        )
+        yield self._counters(
+            "specdec:shadow_dropped",
+            "Answers chosen and not compared.",
+            ("reason",),
+            [((why,), shadow.dropped[why]) for why in WHY_DROPPED],
+        )
+        yield self._gauge("specdec:shadow_waiting", "Answers to be repeated.", shadow.num_waiting)
+        yield self._counter(
+            "specdec:shadow_tokens", "Output tokens of repetitions.", shadow.num_tokens
         )
 
 

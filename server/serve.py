@@ -24,6 +24,7 @@ from specdec.server.gate import guarded
 from specdec.server.messages import Ready
 from specdec.server.service import Service
 from specdec.server.settings import DEFAULTS, ServerSettings
+from specdec.server.shadow import check_shadow
 from specdec.server.stderr_lines import flush, say
 from specdec.server.supervisor import Supervisor
 from specdec.server.templates import TemplatePool
@@ -50,11 +51,13 @@ def serve(
     Once the model is loaded stderr has the line `ready: URL (model NAME, drafter NAMES)` and some
     more about it, each indented; before that /health answers 503.
 
-    Raises UsageError when the address cannot be used, and what kept the engine from starting.
+    Raises UsageError when the address cannot be used or settings exclude each other, and what kept
+    the engine from starting.
     Example: `serve(EngineConfig(drafter="ngram"), port=8000)`.
     """
     if not (served_model_name or "x").isprintable() or served_model_name == "":
         raise UsageError("served model name must be printable and not empty")
+    check_shadow(settings.shadow, config)
     logging.getLogger("asyncio").addFilter(_is_news)
     with bind(host, port) as listener:
         name = served_model_name or config.model

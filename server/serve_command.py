@@ -122,6 +122,13 @@ def serve(
     self_test: Annotated[
         bool, typer.Option(help="Measure the speed at the start; about 2 s.")
     ] = SERVER.self_test,
+    shadow: Annotated[
+        float,
+        typer.Option(
+            help="Share of finished requests, 0 to 1, that are run again without speculation "
+            "while the server is idle; tokens that differ are counted and logged."
+        ),
+    ] = SERVER.shadow,
 ) -> None:
     """Serve the OpenAI-compatible API, a chat page at / and a dashboard at /dashboard."""
     from specdec.server.api_keys import load_keys
@@ -152,6 +159,7 @@ def serve(
         request_templates=request_templates,
         access_log=access_log,
         self_test=self_test,
+        shadow=shadow,
         max_queued_requests=max_queued_requests,
         max_queued_tokens=max_queued_tokens,
         rate_limit=rate_limit,

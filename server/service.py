@@ -21,6 +21,7 @@ from specdec.server.prometheus import PrometheusText
 from specdec.server.protocol import ChatBody, CompletionBody, ModelNotFound
 from specdec.server.responses import Reply
 from specdec.server.settings import ServerSettings
+from specdec.server.shadow import Shadow
 from specdec.server.supervisor import Supervisor
 from specdec.server.templates import RenderedChat, TemplatePool
 from specdec.server.waits import Waits
@@ -48,7 +49,10 @@ class Service:
         self.load, self.waits = LoadMetrics(), Waits()
         engine.observer = self
         self.totals = EngineTotals(engine)
-        self.prometheus = PrometheusText(served_model_name, self.load, self.totals)
+        self.shadow: Shadow | None = None
+        if settings.shadow:
+            self.shadow = Shadow(engine, settings.shadow, is_idle=lambda: self.is_idle)
+        self.prometheus = PrometheusText(served_model_name, self.load, self.totals, self.shadow)
 
     def check_ready(self) -> Ready:
         """The engine's description; raises EngineStopped when requests cannot be served now."""
@@ -67,15 +71,24 @@ class Service:
                 param="model",
             )
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is with the engine or on its way to it, nor is the server to end."""
+        return self.engine.is_idle and not (self.admission.num_requests or self.is_draining)
+
     def take(self, output: Output) -> None:
         """An output has arrived from the engine."""
         self.load.take(output)
         self.waits.take(output)
+        if self.shadow is not None:
+            self.shadow.take(output)
 
     def abort(self, request_id: str) -> None:
         """A request is over before its end."""
         self.load.abort(request_id)
         self.waits.abort(request_id)
+        if self.shadow is not None:
+            self.shadow.abort(request_id)
 
     async def generate(
         self, body: ChatBody | CompletionBody, reply: Reply, caller: Caller
@@ -88,6 +101,8 @@ class Service:
         ready = self.check_ready()
         self.check_model(body.model)
         place = self.admission.enter(body.num_choices)
+        if self.shadow is not None:
+            self.shadow.interrupt()
         try:
             preparation = await self._prepare(body, reply, caller, ready)
             prompts = preparation.submits[:: preparation.num_choices]
@@ -102,6 +117,8 @@ class Service:
         caller.generation = generation
         self.load.begin(preparation.submits, arrived_at)
         self.waits.begin(preparation, place, deadlines)
+        if self.shadow is not None:
+            self.shadow.begin(preparation.submits, reply.shown_id)
         if not preparation.submits:
             place.leave()  # it waits for nothing
         try:

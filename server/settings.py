@@ -24,6 +24,7 @@ class ServerSettings:
     request_templates: bool = False  # a request may bring its own chat template
     access_log: bool = False
     self_test: bool = True  # measure the speed-up before saying that the server is ready
+    shadow: float = 0.0  # share of finished requests that are run again without speculation
 
     max_queued_requests: int = 256  # without a token yet; 0 = no bound
     max_queued_tokens: int = 262_144  # of their prompts; 0 = no bound
@@ -49,6 +50,8 @@ class ServerSettings:
         for name in _POSITIVE:
             if not getattr(self, name):
                 raise UsageError(f"{_words(name)} must be more than 0")
+        if self.shadow > 1:
+            raise UsageError(f"shadow is a share and must be at most 1, not {self.shadow}")
         if not all(key and key.isascii() and key.isprintable() for key in self.api_keys):
             raise UsageError("an API key must be printable ASCII and not empty")
         for origin in self.cors_origins:

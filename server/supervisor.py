@@ -96,6 +96,11 @@ class Supervisor:
         return self._engine.ready
 
     @property
+    def is_idle(self) -> bool:
+        """Whether the engine has started and has nothing to do."""
+        return self._engine.is_idle
+
+    @property
     def failure(self) -> SpecdecError | None:
         """Why the engine ended last, if it ever has."""
         return self._failure or self._engine.failure
@@ -122,10 +127,12 @@ class Supervisor:
         """Run requests and return the stream of their outputs, the first one empty for each.
 
         Raises EngineStopped when the engine is not ready or the requests have to wait for others,
-        InvalidRequest when they ended the engine twice.
+        InvalidRequest when they ended the engine twice. No client sends shadows again, so those
+        are no suspects.
         """
         self.check_ready()
-        self._suspects.admit(requests)
+        if not any(request.is_shadow for request in requests):
+            self._suspects.admit(requests)
         return self._engine.submit(requests)
 
     def abort(self, request_id: str) -> None:

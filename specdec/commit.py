@@ -122,6 +122,8 @@ class Committer:
 
     def _publish(self, request: Request) -> None:
         """Offer full blocks whose tokens are all committed as prefix hits."""
+        if request.is_shadow:
+            return  # nobody finds its blocks, so they are the first to be used again
         num_full = request.num_computed // self._pool.block_size
         if num_full > request.num_published:
             self._pool.publish(

@@ -160,9 +160,10 @@ class Engine:
             eos_token_ids=self.loaded.eos_token_ids,
         )
         self._requests[request.request_id] = request
-        self.drafter.admit(request)
+        if not request.is_shadow:
+            self.drafter.admit(request)
+            self._counters.observe_add(request)
         self.scheduler.add(request)
-        self._counters.observe_add(request)
 
     def abort(self, request_id: str) -> None:
         """End a request now; its last output comes with the next step. Unknown ids are ignored."""
@@ -181,7 +182,7 @@ class Engine:
             return outputs
         self._counters.observe_plan(plan)
         candidates = self.drafter.draft(plan.decode_steps)
-        trees = self.controller.choose(plan, candidates)
+        trees = candidates if plan.is_shadow else self.controller.choose(plan, candidates)
         packing = time.perf_counter()
         try:
             batch = self.runner.pack(plan, trees)
@@ -195,6 +196,8 @@ class Engine:
         outcome = self._committer.commit(plan, verified)
         outputs += self._report(outcome, verified, target.hidden, batch.first_logit)
         _keep_records(candidates, verified, outcome)
+        if plan.is_shadow:
+            return outputs  # plain steps: they would blur what is counted and learned
         draft_s = dict(self.drafter.asked_s)
         rest_s = time.perf_counter() - started - forward_s - sum(draft_s.values())
         times = StepTimes(forward_s, rest_s, draft_s, dict(self.drafter.num_asked))
@@ -209,16 +212,17 @@ class Engine:
         Example: `engine.count()["totals"]["num_steps"]`.
         """
         reasons = self.controller.reasons - self._reasons_before
+        requests = [request for request in self._requests.values() if not request.is_shadow]
         return {
             "instance": self._counters.instance,
             "totals": {
-                **self._counters.totals(self._requests.values()),
+                **self._counters.totals(requests),
                 "reasons": {reason.value: count for reason, count in reasons.items()},
                 "faults": dict(self.drafter.num_faults),
             },
             "now": {
-                "num_running": len(self.scheduler.running),
-                "num_waiting": len(self.scheduler.waiting),
+                "num_running": sum(not r.is_shadow for r in self.scheduler.running),
+                "num_waiting": sum(not r.is_shadow for r in self.scheduler.waiting),
                 "num_blocks": self.pool.num_blocks,
                 "num_held_blocks": self.pool.num_blocks - self.pool.num_free,
             },
@@ -252,7 +256,7 @@ class Engine:
     ) -> list[RequestOutput]:
         """Tell drafters and callers what was committed; let go of what has finished."""
         for item, first in zip(verified, first_logit[:-1], strict=True):
-            if item.error is not None:
+            if item.error is not None or item.step.request.is_shadow:
                 continue
             rows = None
             if self.drafter.needs_hidden:
@@ -288,9 +292,10 @@ class Engine:
         )
 
     def _forget(self, request: Request) -> None:
-        self._counters.observe_finish(request)
         self.scheduler.remove(request)
-        self.drafter.release(request)
+        if not request.is_shadow:
+            self._counters.observe_finish(request)
+            self.drafter.release(request)
         self.controller.release(request)
         del self._requests[request.request_id], self._samplers[request.request_id]
 

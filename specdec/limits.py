@@ -24,6 +24,7 @@ class SpeculationLimits:
 
 
 NO_LIMITS = SpeculationLimits()
+NO_SPECULATION = SpeculationLimits(max_nodes=0)
 
 
 @dataclass(frozen=True)

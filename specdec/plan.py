@@ -56,6 +56,13 @@ class StepPlan:
         return not self.prefill_chunks and not self.decode_steps
 
     @property
+    def is_shadow(self) -> bool:
+        """Whether all that it computes is for shadows."""
+        return all(step.request.is_shadow for step in self.decode_steps) and all(
+            chunk.request.is_shadow for chunk in self.prefill_chunks
+        )
+
+    @property
     def num_prefill(self) -> int:
         """Query tokens of prefill chunks."""
         return sum(chunk.end - chunk.start for chunk in self.prefill_chunks)

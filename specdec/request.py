@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
-from specdec.limits import NO_LIMITS, SpeculationLimits
+from specdec.limits import NO_LIMITS, NO_SPECULATION, SpeculationLimits
 from specdec.metrics import SpeculationStats
 from specdec.params import SamplingParams
 from specdec.text import StopMatcher
@@ -73,6 +73,7 @@ class Request:
     prediction_ids: tuple[int, ...] = ()  # the text that the caller expects back
     keeps_rejected: bool = False  # report rejected nodes too
     keeps_steps: bool = False  # for who measures: `steps` has a record of each decode step
+    is_shadow: bool = False  # repeats another: without drafts, not counted, learned from or cached
     stop_matcher: StopMatcher | None = None
 
     phase: Phase = Phase.WAITING
@@ -92,6 +93,8 @@ class Request:
     seed: int = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.is_shadow:
+            self.speculation = NO_SPECULATION
         self.max_output = self.params.max_tokens
         self.token_ids = list(self.prompt_ids)
         self.seed = secrets.randbits(64) if self.params.seed is None else self.params.seed

@@ -12,6 +12,7 @@ per character byte: `[[{"burst": 3}]]Hello` yields "Hello" three tokens to a ste
     die_after  output tokens before that (0)
     refuse     message of the InvalidRequest that add() raises
     end        False leaves out the end-of-sequence token: the text repeats
+    differs    place of an output token that is another one without speculation
 
 What the engine is told goes to `journal.jsonl` in the model's folder. Other files there: `silent`
 makes the controller fail to explain itself, `broken` keeps the engine from starting, `held` lets it
@@ -150,6 +151,8 @@ class ScriptedEngine:
             "add",
             id=request.request_id,
             seed=request.params.seed,
+            used_seed=request.seed,
+            is_shadow=request.is_shadow,
             speculation=asdict(request.speculation),
             priority=request.priority,
             cache_salt=request.cache_salt,
@@ -187,6 +190,9 @@ class ScriptedEngine:
             if request.is_finished:
                 break
             token_id = script.token(len(request.output))
+            is_plain = request.speculation.max_nodes == 0
+            if is_plain and len(request.output) == options.get("differs"):
+                token_id ^= 1
             sources = ("target",) if depth == burst - 1 else ("script",)
             record = TokenRecord(token_id, sources, depth + 1, request.stats.num_steps)
             if request.params.logprobs is not None:

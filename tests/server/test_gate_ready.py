@@ -113,6 +113,7 @@ def test_every_setting_has_an_option(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         "template-timeout": 12,
         "grace": 13,
         "hang": 14,
+        "shadow": 1,
     }
     for name, value in numbers.items():
         options += [f"--{name}", str(value)]
