@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+import zlib
+from array import array
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Self
 
 from specdec.drafting import DraftContext, Drafter
 from specdec.errors import UsageError
 from specdec.plan import DecodeStep
+from specdec.request import Request
 from specdec.tree import ROOT_SOURCE, DraftTree
 
 _USE = "synthetic needs a share per position, none above the one before: synthetic=0.8:0.6:0.4"
@@ -28,6 +32,9 @@ class SyntheticDrafter(Drafter):
 
     def __init__(self, rates: Sequence[float], vocab_size: int) -> None:
         self._rates = tuple(rates)
+        self._scores = tuple(
+            rate / before if before else 0.0 for before, rate in pairwise((1.0, *rates))
+        )
         self._vocab_size = vocab_size
 
     @classmethod
@@ -52,8 +59,7 @@ class SyntheticDrafter(Drafter):
         coming = answer[len(output) : len(output) + longest]
         if not coming or tuple(output) != tuple(answer[: len(output)]):
             return DraftTree.root_only(step.root)
-        # One coin for all positions: the share of steps that reach each is its rate exactly.
-        coin = random.Random(f"{request.seed} {request.num_tokens}").random()
+        coin = _coin(request)
         num_right = sum(coin < rate for rate in self._rates[: len(coming)])
         right, wrong = coming[:num_right], coming[num_right:]
         tokens = (*right, *((token + 1) % self._vocab_size for token in wrong))
@@ -61,6 +67,15 @@ class SyntheticDrafter(Drafter):
         return DraftTree(
             (step.root, *tokens),
             tuple(range(-1, size)),
-            (1.0, *self._rates[:size]),
+            (1.0, *self._scores[:size]),
             ((ROOT_SOURCE,), *[(self.name,)] * size),
         )
+
+
+def _coin(request: Request) -> float:
+    """In [0, 1), one for all positions of a step: the share of steps that reach each is its rate.
+
+    The prompt is in it: requests of one seed, as measurements have them, differ in their coins.
+    """
+    prompt = zlib.crc32(array("q", request.prompt_ids).tobytes())
+    return random.Random(f"{request.seed} {prompt} {request.num_tokens}").random()

@@ -1,22 +1,26 @@
 """Formats: samples from files of JSON lines, one object each, told apart by their fields.
 
     {"turns": ["...", "..."], "category": "...", "question_id": 81}     Spec-Bench, SPEED-Bench
-    {"messages": [{"role": "user", "content": "..."}, ...]}             a chat
+    {"messages": [{"role": "user", "content": "..."}, ...]}             a chat, or turns
     {"prompt": "..."}                                                   one user's turn
     {"text": "..."}                                                     a prompt without a template
     {"prompt_ids": [1, 2], "output_ids": [3]}                           a recorded answer as tokens
 
 Every one may have a `task` (or `category`) and an `id` (or `question_id`), and all but the first a
-recorded answer as `output`; a chat whose last message is the assistant's is recorded, too.
+recorded answer as `output`; a chat whose last message is the assistant's is recorded, too. Messages
+of the user in a row, without answers between them, are turns.
+SPEED-Bench comes as Parquet (arXiv:2604.09557); its rows as JSON lines have `turns`, and those that
+NeMo-Skills prepares have `messages`, one of the user for each turn.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from specdec.errors import UsageError
 from specdec.evals.data.sample import Message, Sample
@@ -43,6 +47,9 @@ _SPEC_BENCH_CATEGORIES = {
 }
 _PROMPTS = ("turns", "messages", "prompt", "text", "prompt_ids")
 _DEFAULT_TASK = "all"
+_MAX_TOKEN_ID = 2**31 - 1
+# What SPEED-Bench's file holds in place of texts that others own; a turn begins with it.
+_PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
 
 
 class _Wrong(Exception):
@@ -70,29 +77,48 @@ def read_samples(file: Path) -> list[Sample]:
     return samples
 
 
+def read_all(files: Sequence[Path]) -> list[Sample]:
+    """All samples of several files, in order; an id that two files have gets its file's name.
+
+    Raises UsageError like `read_samples`, and if a file is given twice.
+    """
+    read: dict[Path, list[Sample]] = {}
+    for file in files:
+        if file in read:
+            raise UsageError(f"{file} is given twice")
+        read[file] = read_samples(file)
+    counts = Counter(sample.sample_id for samples in read.values() for sample in samples)
+    return [
+        replace(sample, sample_id=f"{file}:{sample.sample_id}")
+        if counts[sample.sample_id] > 1
+        else sample
+        for file, samples in read.items()
+        for sample in samples
+    ]
+
+
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
     """Lines that are not blank, numbered from 1."""
     try:
         content = file.read_bytes()
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from None
+    if content.startswith(b"PAR1"):
+        raise UsageError(
+            f"{file} is Parquet: write its rows as JSON lines, for one with pandas: "
+            "read_parquet(FILE).to_json(NEW, orient='records', lines=True)"
+        )
     for number, line in enumerate(content.split(b"\n"), start=1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError:
-            raise UsageError(f"{file}:{number}: this is not UTF-8 text") from None
+            raise UsageError(f"{file}:{number}: this is not UTF-8 text: save it as UTF-8") from None
         if text.strip():
             yield number, text
 
 
 def _sample(line: str, number: int) -> Sample:
-    try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deep"
-        raise _Wrong(f"this is not JSON: {reason}") from None
-    if not isinstance(fields, dict):
-        raise _Wrong("a line must be a JSON object")
+    fields = _object(line)
     kinds = [name for name in _PROMPTS if fields.get(name) is not None]
     if not kinds:
         raise _Wrong(f"one of the fields {', '.join(_PROMPTS)} is needed")
@@ -106,7 +132,32 @@ def _sample(line: str, number: int) -> Sample:
         raise _Wrong("a recorded answer belongs to one turn: leave out the later ones")
     if output is None and output_ids is None:
         return sample
+    if sample.output is not None:
+        raise _Wrong("the answer is the last message: only one of that and output can be")
     return replace(sample, output=output, output_ids=output_ids)
+
+
+def _object(line: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(line, parse_constant=_no_number)
+    except json.JSONDecodeError as error:
+        raise _Wrong(f"this is not one JSON object on one line: {error.msg}") from None
+    except RecursionError:
+        raise _Wrong("this is nested too deep") from None
+    except ValueError:  # Python reads no more than 4300 digits
+        raise _Wrong("a number has too many digits") from None
+    if not isinstance(fields, dict):
+        raise _Wrong("a line must be a JSON object")
+    if "\\u" in line:
+        try:
+            json.dumps(fields, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise _Wrong("a text holds half of a character: a \\ud... escape alone") from None
+    return fields
+
+
+def _no_number(name: str) -> NoReturn:
+    raise _Wrong(f"{name} is not JSON: write null, or leave the field out")
 
 
 def _prompt(kind: str, fields: Mapping[str, Any], sample_id: str, task: str) -> Sample:
@@ -114,11 +165,11 @@ def _prompt(kind: str, fields: Mapping[str, Any], sample_id: str, task: str) -> 
         turns = fields["turns"]
         if not isinstance(turns, list) or not turns or not all(_is_text(turn) for turn in turns):
             raise _Wrong("turns must be a list of texts that are not empty")
-        return Sample(sample_id, task, (_user(turns[0]),), tuple(turns[1:]))
+        return Sample(sample_id, task, (_user(_fetched(turns[0])),), _later(turns[1:]))
     if kind == "messages":
         messages = _messages(fields["messages"])
         if messages[-1]["role"] != "assistant":
-            return Sample(sample_id, task, messages)
+            return _chat(sample_id, task, messages)
         if len(messages) == 1:
             raise _Wrong("there is only an assistant's message")
         return Sample(sample_id, task, messages[:-1], output=messages[-1]["content"])
@@ -148,6 +199,29 @@ def _messages(value: object) -> tuple[Message, ...]:
     return tuple(value)
 
 
+def _chat(sample_id: str, task: str, messages: tuple[Message, ...]) -> Sample:
+    """A chat to be answered; where the user speaks several times unanswered, each is a turn."""
+    first = next((i for i, m in enumerate(messages) if m["role"] == "user"), len(messages) - 1)
+    rest = messages[first + 1 :]
+    if any(message["role"] != "user" for message in rest):
+        return Sample(sample_id, task, messages)
+    _fetched(messages[first]["content"])
+    return Sample(sample_id, task, messages[: first + 1], _later([m["content"] for m in rest]))
+
+
+def _later(turns: Sequence[str]) -> tuple[str, ...]:
+    return tuple(_fetched(turn) for turn in turns)
+
+
+def _fetched(turn: str) -> str:
+    if turn.startswith(_PLACEHOLDER):
+        raise _Wrong(
+            "SPEED-Bench's own file has no text here: fetch it with prepare_data.py of "
+            "specdec_bench (NVIDIA/Model-Optimizer), or leave this line out"
+        )
+    return turn
+
+
 def _user(text: str) -> Message:
     return {"role": "user", "content": text}
 
@@ -158,12 +232,14 @@ def _id(fields: Mapping[str, Any], number: int) -> str:
         if isinstance(value, str | int) and not isinstance(value, bool):
             return str(value)
         if value is not None:
-            raise _Wrong(f"{name} must be text or a number")
+            raise _Wrong(f"{name} must be text or a whole number")
     return f"line {number}"
 
 
 def _task(fields: Mapping[str, Any]) -> str:
-    category = fields.get("task", fields.get("category"))
+    category = fields.get("task")
+    if category is None:
+        category = fields.get("category")
     if category is not None and not _is_text(category):
         raise _Wrong("task must be text")
     question = fields.get("question_id")
@@ -184,7 +260,9 @@ def _token_ids(fields: Mapping[str, Any], name: str) -> tuple[int, ...] | None:
     value = fields.get(name)
     if value is None:
         return None
-    if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
+    if not isinstance(value, list) or not all(
+        type(item) is int and 0 <= item <= _MAX_TOKEN_ID for item in value
+    ):
         raise _Wrong(f"{name} must be a list of token ids")
     return tuple(value)
 

@@ -65,6 +65,8 @@ def first_of_each_task(
     Raises UsageError, naming the tasks there are, if one is unknown or nothing is left.
     """
     all_samples = list(samples)
+    if not all_samples:
+        raise UsageError("there is no sample in the data")
     known = list(dict.fromkeys(sample.task for sample in all_samples))
     for task in tasks:
         if task not in known:
@@ -77,6 +79,4 @@ def first_of_each_task(
             tasks or known
         ):
             kept.append(sample)
-    if not kept:
-        raise UsageError("there is no sample in the data")
     return kept

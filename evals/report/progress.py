@@ -20,6 +20,7 @@ def progress(total: int) -> Iterator[Advance]:
         yield _lines(total)
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
@@ -28,7 +29,7 @@ def progress(total: int) -> Iterator[Advance]:
 
         def advance(name: str) -> None:
             nonlocal num_begun
-            bar.update(task, completed=num_begun, description=name)
+            bar.update(task, completed=num_begun, description=escape(name))
             num_begun += 1
 
         yield advance
@@ -44,12 +45,15 @@ def _lines(total: int) -> Advance:
         num_begun += 1
         if time.monotonic() - last >= PLAIN_SECONDS:
             last = time.monotonic()
-            left = (last - started) / max(1, num_begun - 1) * (total - num_begun + 1)
-            print(
-                f"{num_begun}/{total}: {name}; {duration(left)} left", file=sys.stderr, flush=True
-            )
+            num_done = num_begun - 1
+            left = f"; {_left(last - started, num_done, total)} left" if num_done else ""
+            print(f"{num_begun}/{total}: {name}{left}", file=sys.stderr, flush=True)
 
     return advance
+
+
+def _left(seconds: float, num_done: int, total: int) -> str:
+    return duration(seconds / num_done * (total - num_done))
 
 
 def duration(seconds: float) -> str:

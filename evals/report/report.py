@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdec.errors import UsageError
+from specdec.errors import SpecdecError, UsageError
+from specdec.evals.report.json_text import json_text
 from specdec.evals.report.machine import machine_line
 from specdec.evals.report.page import html_page
 from specdec.evals.report.tables import Table
@@ -25,7 +25,8 @@ class Report:
     """One measurement. `name` names its files, `data` is its JSON and begins with `origin()`.
 
     `lines` are what a reader is to know first, one sentence each; `figures` are drawn when they
-    are written, and named like their files.
+    are written, and named like their files. `details` are tables for files alone: too long for a
+    terminal.
 
     Example: `Report("batching", "Static batching", {**origin(), "rows": rows}, tables=(table,))`.
     """
@@ -36,14 +37,15 @@ class Report:
     lines: Sequence[str] = ()
     tables: Sequence[Table] = ()
     figures: Mapping[str, Callable[[], Figure]] = field(default_factory=dict)
+    details: Sequence[Table] = ()
 
     def text(self) -> str:
         """For a terminal: title, machine, what to know first, tables."""
         return "\n".join(self._lines())
 
     def json(self) -> str:
-        """One object; a number that is not finite is a fault of the measurement."""
-        return json.dumps(self.data, indent=1, allow_nan=False)
+        """One object. Raises SpecdecError that says where a number is not finite."""
+        return json_text(self.data, indent=1)
 
     def _lines(self) -> Iterator[str]:
         yield self.title
@@ -70,6 +72,8 @@ class ReportFolder:
             return
         if find_spec("matplotlib") is None:
             raise UsageError("--out draws with matplotlib: pip install 'specdec-server[evals]'")
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"--out {folder} is a file: name a folder")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             file = folder / f"{name}.json"
@@ -81,17 +85,22 @@ class ReportFolder:
             raise UsageError(f"cannot write to --out {folder}: {error.strerror}") from None
 
     def write(self, report: Report) -> None:
-        """All files, each whole or not at all; figures are drawn one after the other."""
+        """All files, each whole; none is touched before all could be drawn and have their room.
+
+        Raises SpecdecError if the disk is full, or if a number in the data is not finite.
+        """
         if self.folder is None:
             return
+        files = {f"{report.name}.json": (report.json() + "\n").encode()}
+        tables = (*report.tables, *report.details)
+        for table in tables:
+            files[f"{report.name}-{table.name}.csv"] = table.csv().encode()
         pictures = {name: _png(draw()) for name, draw in report.figures.items()}
-        page = html_page(report.title, report.text(), report.tables, pictures)
-        _write(self.folder / f"{report.name}.json", (report.json() + "\n").encode())
-        _write(self.folder / f"{report.name}.html", page.encode())
-        for table in report.tables:
-            _write(self.folder / f"{report.name}-{table.name}.csv", table.csv().encode())
         for name, png in pictures.items():
-            _write(self.folder / f"{report.name}-{name}.png", png)
+            files[f"{report.name}-{name}.png"] = png
+        page = html_page(report.title, report.text(), tables, pictures)
+        files[f"{report.name}.html"] = page.encode()
+        _write(self.folder, files)
 
 
 def show(report: Report, *, as_json: bool) -> None:
@@ -107,7 +116,15 @@ def _png(figure: Figure) -> bytes:
     return out.getvalue()
 
 
-def _write(file: Path, content: bytes) -> None:
-    partial = file.with_name(f".{file.name}.part")
-    partial.write_bytes(content)
-    partial.replace(file)
+def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+    partials = {folder / f".{name}.part": folder / name for name in files}
+    try:
+        for partial, content in zip(partials, files.values(), strict=True):
+            partial.write_bytes(content)
+        for partial, file in partials.items():
+            partial.replace(file)
+    except OSError as error:
+        raise SpecdecError(f"cannot write to --out {folder}: {error.strerror}") from None
+    finally:
+        for partial in partials:
+            partial.unlink(missing_ok=True)

@@ -35,7 +35,7 @@ class Table:
     def markdown(self) -> Iterator[str]:
         """As README and docs have it."""
         for line in chain([self.columns, ["---"] * len(self.columns)], self.rows):
-            yield "| " + " | ".join(map(shown, line)) + " |"
+            yield "| " + " | ".join(shown(cell).replace("|", "\\|") for cell in line) + " |"
 
     def csv(self) -> str:
         """All digits, a line per row."""
@@ -61,7 +61,7 @@ def shown(cell: object) -> str:
         return "-"
     if isinstance(cell, float):
         return f"{cell:.0f}" if abs(cell) >= 1000 else f"{cell:.4g}"
-    return str(cell)
+    return "".join(char if char.isprintable() else " " for char in str(cell))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
@@ -80,7 +80,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str
 
 
 def _is_number(cell: str) -> bool:
-    return cell == "-" or cell.replace(".", "", 1).lstrip("-").isdigit()
+    try:
+        float(cell)
+    except ValueError:
+        return cell == "-"
+    return True
 
 
 def _html_cell(cell: object) -> str:
