@@ -54,7 +54,11 @@ class Drafter(ABC):
     """Whether each level of a tree takes a pass of its own, so that fewer levels are cheaper."""
 
     uses_noise: bool = True
-    """Whether a sampled request's guesses are ranked with its own noise; a switch for measuring."""
+    """Whether a sampled request's guesses are ranked with its own noise.
+
+    The engine turns it off unless verification is coupled: the other rules draw with that noise what
+    replaces a rejected guess, so guesses that know it would bias the output.
+    """
 
     num_bytes: int = 0
     """Most memory it holds outside of requests: weights, caches, buffers."""

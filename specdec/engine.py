@@ -68,6 +68,9 @@ class Engine:
         elif not isinstance(drafter, CompositeDrafter):
             drafter = CompositeDrafter([drafter], vocab_size=self.vocab_size)
         self.drafter = drafter
+        if config.verification != "coupled":
+            for one in drafter.drafters:
+                one.uses_noise = False  # other rules draw with that noise after a rejection
         kv_cache = make_kv_cache(
             config,
             self.loaded.model,
