@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from specdec.config import DEFAULT_MODEL, EngineConfig
-from specdec.errors import UsageError
+from specdec.evals.latency.command import latency
+from specdec.evals.load.command import load
 from specdec.evals.report.options import Out
 from specdec.options import (
     DEFAULTS,
@@ -31,85 +31,8 @@ bench_app = typer.Typer(
 )
 
 
-@bench_app.command()
-def latency(
-    vs: Annotated[
-        list[str] | None,
-        typer.Option(help="Also measure: transformers, openvino, llama.cpp; repeatable."),
-    ] = None,
-    openvino_model: Annotated[
-        Path | None, typer.Option(help="The model as optimum-cli exports it, for --vs openvino.")
-    ] = None,
-    gguf: Annotated[
-        Path | None, typer.Option(help="The model as a GGUF file, for --vs llama.cpp.")
-    ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(help="Longest answer; default: 128, or 32 if quick.", min=1)
-    ] = None,
-    rounds: Annotated[
-        int | None, typer.Option(help="Interleaved repetitions; default: 5, or 2.", min=1)
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Few rounds, sizes and tokens.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Write a PNG of the steps.")] = None,
-    append: Annotated[
-        Path | None, typer.Option(help="Append a line to this file and show the trend.")
-    ] = None,
-    weights: Weights = DEFAULTS.weights,
-    kv: Kv = DEFAULTS.kv,
-    backend: Backend = DEFAULTS.backend,
-    threads: Threads = None,
-    kv_memory_mib: KvMemory = DEFAULTS.kv_memory_mib,
-    model: Model = DEFAULT_MODEL,
-    node_budget: NodeBudget = DEFAULTS.node_budget,
-    as_json: AsJson = False,
-) -> None:
-    """Steps against what memory can give, streams, and whole answers, ours and peers'."""
-    from specdec.evals.latency import render as latency_table
-    from specdec.evals.latency import trend as latency_trend
-    from specdec.evals.latency.bench import LatencySettings, measure
-
-    config = EngineConfig(
-        model=model,
-        weights=weights,  # type: ignore[arg-type]  # validated by EngineConfig
-        kv=kv,  # type: ignore[arg-type]  # validated by EngineConfig
-        backend=backend,  # type: ignore[arg-type]  # validated by EngineConfig
-        node_budget=node_budget,
-        threads=threads,
-        kv_memory_mib=kv_memory_mib,
-    )
-    settings = LatencySettings(
-        config,
-        tuple(vs or ()),
-        openvino_model,
-        gguf,
-        max_tokens=max_tokens or (32 if quick else 128),
-        rounds=rounds or (2 if quick else 5),
-    )
-    if plot is not None:
-        _check_plot(plot)
-    before = None if append is None else latency_trend.read(append)
-    report = measure(settings.quick() if quick else settings)
-    if append is not None:
-        latency_trend.append(append, latency_trend.line_of(report))
-    print(json.dumps(report) if as_json else latency_table.render(report))
-    if before is not None and not as_json:
-        print(f"\n{latency_trend.render(latency_trend.line_of(report), before)}")
-    if plot is not None:
-        from specdec.evals.latency.plot import plot_steps
-
-        plot_steps(report, plot)
-
-
-def _check_plot(file: Path) -> None:
-    """Minutes of measuring must not be lost to a picture that cannot be drawn or written."""
-    if file.suffix != ".png":
-        raise UsageError(f"--plot writes a PNG: call it {file.with_suffix('.png')}")
-    if find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib: pip install 'specdec-server[evals]'")
-    try:
-        file.open("ab").close()
-    except OSError as error:
-        raise UsageError(f"cannot write {file}: {error.strerror}") from None
+bench_app.command(name="latency")(latency)
+bench_app.command(name="load")(load)
 
 
 @bench_app.command(name="server")

@@ -9,16 +9,17 @@ from typing import Annotated
 import typer
 
 from specdec.config import DEFAULT_MODEL, EngineConfig
-from specdec.evals.report.options import Data, Out, PerTask, Task
+from specdec.evals.acceptance.command import acceptance
+from specdec.evals.compare.command import compare
+from specdec.evals.lossless.command import lossless
+from specdec.evals.replay.command import replay
+from specdec.evals.report.options import Out
 from specdec.options import (
     DEFAULTS,
     AsJson,
     Backend,
-    KvMemory,
     Model,
-    NodeBudget,
     Threads,
-    Weights,
     need_command,
 )
 
@@ -70,62 +71,10 @@ def quantization(
     show(report, as_json=as_json)
 
 
-@eval_app.command()
-def acceptance(
-    data: Data = None,
-    per_task: PerTask = 20,
-    drafter: Annotated[
-        list[str] | None,
-        typer.Option(help="Drafters to compare, each as --drafter takes them; repeatable."),
-    ] = None,
-    task: Task = None,
-    temperature: Annotated[float, typer.Option(help="Of all answers.", min=0)] = 0.0,
-    no_noise: Annotated[
-        bool, typer.Option("--no-noise", help="Draft plain top-k trees for sampled requests too.")
-    ] = False,
-    max_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 128,
-    node_budget: NodeBudget = 32,
-    weights: Weights = DEFAULTS.weights,
-    backend: Backend = DEFAULTS.backend,
-    threads: Threads = None,
-    kv_memory_mib: KvMemory = 512,
-    model: Model = DEFAULT_MODEL,
-    as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the table as README has it.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Tokens per step, draft cost and speed of drafters by task; the answers must be equal."""
-    from specdec.evals.acceptance.bench import AcceptanceSettings, evaluate, markdown, render
-    from specdec.evals.data.formats import read_samples
-    from specdec.evals.data.questions import code_edits
-    from specdec.evals.data.sample import first_of_each_task
-
-    samples = [sample for file in data or () for sample in read_samples(file)]
-    asked = first_of_each_task([*samples, *code_edits(per_task)], per_task, task or ())
-    settings = AcceptanceSettings(
-        EngineConfig(
-            model=model,
-            weights=weights,  # type: ignore[arg-type]  # validated by EngineConfig
-            backend=backend,  # type: ignore[arg-type]  # validated by EngineConfig
-            node_budget=node_budget,
-            threads=threads,
-            kv_memory_mib=kv_memory_mib,
-            max_model_len=4096,
-        ),
-        asked,
-        tuple(
-            drafter or ("ngram", "suffix", "prediction", "medusa", "small-model", "suffix,medusa")
-        ),
-        temperature=temperature,
-        max_tokens=max_tokens,
-        uses_noise=not no_noise,
-    )
-    report = evaluate(settings)
-    show = markdown if as_markdown else render
-    print(json.dumps(report) if as_json else show(report))
-    if any(found["all"]["unequal_answers"] for found in report["drafters"].values()):
-        raise typer.Exit(1)
+eval_app.command(name="acceptance")(acceptance)
+eval_app.command(name="compare")(compare)
+eval_app.command(name="lossless")(lossless)
+eval_app.command(name="replay")(replay)
 
 
 @kernels_app.command(name="compile")

@@ -1,4 +1,4 @@
-"""The command line: generate, serve, pull, info, train, bench, eval, kernels."""
+"""The command line: generate, serve, pull, info, train, bench, eval, sim, kernels."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import typer
 from specdec.config import DEFAULT_MODEL, EngineConfig
 from specdec.drafters.training.commands import train_app
 from specdec.errors import SpecdecError, UsageError
+from specdec.evals.batching.command import sim_app
 from specdec.evals.bench_commands import bench_app
 from specdec.evals.eval_commands import eval_app, kernels_app
 from specdec.options import (
@@ -49,6 +50,7 @@ app = typer.Typer(
 app.add_typer(bench_app, name="bench")
 app.add_typer(eval_app, name="eval")
 app.add_typer(kernels_app, name="kernels")
+app.add_typer(sim_app, name="sim")
 app.add_typer(train_app, name="train")
 app.command()(serve)
 

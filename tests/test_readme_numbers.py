@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.evals.acceptance.bench import markdown
+from specdec.evals.acceptance.tables import markdown
 
 ROOT = Path(__file__).parents[1]
 REPORTS = sorted((ROOT / "docs" / "acceptance").glob("*.json"))

@@ -1,1 +1,1 @@
-"""Tokens per step, draft cost and speed of drafters by task."""
+"""Tokens per step, acceptance and speed of drafters, by task."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -22,7 +22,8 @@ class Endpoint:
     """Opens connections as they are needed; `timeout_s` bounds one whole answer.
 
     `url` is the server's address, with or without /v1. Raises UsageError for what is no such
-    address, or if aiohttp is not installed.
+    address, or if aiohttp is not installed. `asks_counts` may be set to False for a server that
+    refuses the field by which it is asked to count tokens as it goes.
 
     Example:
         async with Endpoint("http://127.0.0.1:8000") as endpoint:
@@ -45,6 +46,7 @@ class Endpoint:
         self.root = url.rstrip("/").removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=10.0)
+        self.asks_counts = True
 
     async def __aenter__(self) -> Self:
         # Its own bound of 100 connections would queue requests here, unseen.
@@ -68,12 +70,24 @@ class Endpoint:
         try:
             return str(found["data"][0]["id"])
         except (LookupError, TypeError):
-            raise UsageError(f"{self.root}/v1/models names no model; name it by --model") from None
+            raise UsageError(
+                f"{self.root}/v1/models names no model: say which one is meant"
+            ) from None
 
     async def get_json(self, path: str) -> Any:
         """What a GET answers. Raises UsageError, with the status, for what is not JSON."""
         try:
             async with self._session.get(self.root + path) as answer:
+                if answer.status != 200:
+                    raise UsageError(f"{self.root}{path} answers {answer.status}")
+                return json.loads(await answer.read())
+        except (self._aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise UsageError(f"no server answers at {self.root}{path}: {error}") from None
+
+    async def post_json(self, path: str, body: Mapping[str, Any]) -> Any:
+        """What a POST answers that is no stream. Raises UsageError for what is not JSON."""
+        try:
+            async with self._session.post(self.root + path, json=body) as answer:
                 if answer.status != 200:
                     raise UsageError(f"{self.root}{path} answers {answer.status}")
                 return json.loads(await answer.read())
@@ -88,17 +102,19 @@ class Endpoint:
         except (self._aiohttp.ClientError, TimeoutError):
             return None
 
-    async def ask(self, route: str, body: Mapping[str, Any]) -> Exchange:
+    async def ask(
+        self, route: str, body: Mapping[str, Any], on_first: Callable[[], None] | None = None
+    ) -> Exchange:
         """Send one request below /v1 and read its stream to the end; nothing is raised.
 
-        The stream is asked to count tokens as it goes (vLLM's continuous_usage_stats).
+        The stream is asked to count tokens as it goes (vLLM's continuous_usage_stats). `on_first`
+        is called when the first text or token arrives.
         """
-        asked = {
-            **body,
-            "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-        }
-        reader = StreamReader()
+        options = {"include_usage": True}
+        if self.asks_counts:
+            options["continuous_usage_stats"] = True
+        asked = {**body, "stream": True, "stream_options": options}
+        reader = StreamReader(on_first)
         status, outcome, error = 0, "ok", ""
         sent_at = time.perf_counter()
         reader.begin(sent_at)
@@ -124,7 +140,8 @@ class StreamReader:
     Example: `reader.begin(0.0); reader.take(b"data: [DONE]", 0.5)`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_first: Callable[[], None] | None = None) -> None:
+        self._on_first = on_first
         self._arrivals: list[Arrival] = []
         self._parts: list[str] = []
         self._token_ids: list[int] = []
@@ -179,6 +196,8 @@ class StreamReader:
                 self._num_counted = usage["completion_tokens"]
                 is_content = is_content or num_new > 0
         if is_content:
+            if self._on_first is not None and not self._arrivals:
+                self._on_first()
             self._parts.append(text)
             self._arrivals.append(Arrival(now - self._sent_at, num_new))
 

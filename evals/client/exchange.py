@@ -60,15 +60,16 @@ class Exchange:
     def itls_s(self) -> list[float] | None:
         """Seconds between successive tokens: k tokens that come t after others are k times t / k.
 
-        What comes with the first arrival has no time of its own. None where the server did not say
-        how many tokens came when: chunks are not tokens.
+        What comes with the first tokens has no time of its own, and text without a token, which a
+        server had held back, none either. None where the server did not say how many tokens came
+        when: chunks are not tokens.
 
         Example: arrivals of 1, 2 and 1 tokens at 0.1, 0.3 and 0.4 s are [0.1, 0.1, 0.1].
         """
         if any(arrival.num_tokens is None for arrival in self.arrivals):
             return None
         gaps: list[float] = []
-        for before, after in pairwise(self.arrivals):
+        for before, after in pairwise(arrival for arrival in self.arrivals if arrival.num_tokens):
             number = after.num_tokens or 0
             gaps += [(after.at_s - before.at_s) / number] * number
         return gaps

@@ -6,101 +6,108 @@ Everything is measured in turn, round by round, so that all sides see the same m
 from __future__ import annotations
 
 import random
-import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from specdec.config import EngineConfig
 from specdec.engine import Engine
-from specdec.evals.latency.contender import Contender, Run, checked, num_equal, ours
+from specdec.errors import UsageError
+from specdec.evals.data.sample import Sample
+from specdec.evals.latency.contender import Contender, Question, Run, checked, ours
 from specdec.evals.latency.floor import Floor
-from specdec.evals.latency.peers import PeerSetup, check_peers, make_peers
-from specdec.evals.latency.prompts import PROMPTS
-from specdec.evals.latency.read_bandwidth import BUFFER_BYTES, PASSES, Bandwidth, ReadBandwidth
-from specdec.evals.latency.step_clock import StepClock, StepTime, breakdown
-from specdec.evals.latency.step_times import StepBench, StepCell, fitting_contexts
+from specdec.evals.latency.peak_memory import PeakMemory, known_bytes
+from specdec.evals.latency.peers import PeerName, best_of, make_peers, packages
+from specdec.evals.latency.read_bandwidth import ReadBandwidth
+from specdec.evals.latency.round import Round
+from specdec.evals.latency.server_peer import ServerPeer
+from specdec.evals.latency.settings import LatencySettings
+from specdec.evals.latency.side import PLAIN
+from specdec.evals.latency.step_clock import StepClock, StepTime
+from specdec.evals.latency.step_times import StepBench, fitting_contexts
+from specdec.evals.latency.summary import Measured, summarise
+from specdec.evals.report.journal import Journal
 from specdec.evals.report.machine import origin, target
 from specdec.evals.report.progress import Advance, progress
-from specdec.evals.report.spread import ratio_of_rounds
 from specdec.generation import generate
 from specdec.loading import LoadedModel, load_model
 from specdec.params import SamplingParams
 
-BASELINE, DRAFTED = "specdec, no drafts", "specdec, ngram"
+ROOM = 64  # of a peer's context behind the longest answer: some want a little more
 
 
-@dataclass(frozen=True)
-class LatencySettings:
-    """What to measure. `max_tokens` bounds the answers; a prompt of `prefill_len` is only read."""
+def measure(
+    settings: LatencySettings, servers: Mapping[str, ServerPeer], journal: Journal
+) -> dict[str, Any]:
+    """Warm up, measure every round that the journal has not, sum up.
 
-    config: EngineConfig
-    peers: tuple[str, ...] = ()
-    openvino_model: Path | None = None
-    gguf: Path | None = None
-    max_tokens: int = 128
-    rounds: int = 5
-    rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
-    contexts: tuple[int, ...] = (200, 1000, 2000, 6000)
-    repeats: int = 4  # steps per round, number of rows and context
-    num_streams: int = 8
-    stream_steps: int = 16
-    prefill_len: int = 2000
-    buffer_bytes: int = BUFFER_BYTES
-
-    def quick(self) -> LatencySettings:
-        """Few sizes and repeats."""
-        return replace(self, rows=(1, 4, 16), contexts=(200, 2000), repeats=2)
-
-
-@dataclass(frozen=True)
-class Round:
-    """What one round measured. Streams in tokens per second."""
-
-    bandwidth: Bandwidth
-    steps: Mapping[tuple[int, int], Sequence[StepTime]]  # by context and rows
-    one_stream: float
-    many_streams: float
-    answers: Mapping[str, Mapping[str, Run]]  # by prompt and contender
-    prefills: Mapping[str, Run]
-
-
-def measure(settings: LatencySettings) -> dict[str, Any]:
-    """Warm up, measure every round, sum up.
-
-    Raises UsageError for a peer that is not to be had, before anything is measured.
+    servers: those that `settings.check` gave.
     """
-    peer_setup = PeerSetup(
-        settings.config.model,
-        settings.prefill_len + settings.max_tokens + 1024,
-        settings.openvino_model,
-        settings.gguf,
-    )
-    check_peers(settings.peers, peer_setup)
     torch.manual_seed(0)
+    memory = PeakMemory()
+    memory.note("start")
     loaded = load_model(settings.config)
-    bench = LatencyBench(settings, loaded, make_peers(settings.peers, peer_setup))
-    with progress((settings.rounds + 1) * bench.num_items) as advance:
-        bench.round(0, advance, repeats=1)  # compiles, fills caches and maps memory
-        bench.forget()
-        rounds = [
-            bench.round(index, advance, repeats=settings.repeats)
-            for index in range(1, settings.rounds + 1)
-        ]
-    return bench.report(rounds)
+    with progress(len(settings.samples) + len(settings.sides) + len(settings.peers)) as advance:
+        bench = LatencyBench(settings, loaded, memory, servers, advance)
+    numbers = range(1, settings.rounds + 1)
+    left = [number for number in numbers if f"round {number}" not in journal]
+    with progress((len(left) + bool(left)) * bench.num_items) as advance:
+        if left:
+            bench.round(0, advance, repeats=1)  # compiles, fills caches and maps memory
+        for number in left:
+            found = bench.round(number, advance, repeats=settings.repeats)
+            journal.add(f"round {number}", found.as_json())
+    memory.note("all")
+    rounds = [Round.from_json(journal[f"round {number}"]) for number in numbers]
+    return {
+        **origin(*packages(settings.peers)),
+        **summarise(bench.measured, rounds),
+    }
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A sample's prompt, and as many tokens as its natural answer has.
+
+    Everybody answers with as many: past its end token a model repeats itself, which drafters
+    guess too well.
+    """
+
+    sample: Sample
+    question: Question
 
 
 class LatencyBench:
-    """Engines and peers, ready to be measured in turn."""
+    """Engines and peers, ready to be measured in turn.
+
+    They are made one after the other, each with an answer, so that it is seen how much memory
+    each adds.
+    """
 
     def __init__(
-        self, settings: LatencySettings, loaded: LoadedModel, peers: Mapping[str, Contender]
+        self,
+        settings: LatencySettings,
+        loaded: LoadedModel,
+        memory: PeakMemory,
+        servers: Mapping[str, ServerPeer],
+        advance: Advance,
     ) -> None:
-        self._settings, self._loaded = settings, loaded
+        self._settings, self._loaded, self._memory = settings, loaded, memory
         config = replace(settings.config, control="fixed")
+        self._clocks: dict[str, StepClock] = {}
+        self._contenders: dict[str, Contender] = {}
+        plain = Engine(PLAIN.config(config), loaded=loaded)
+        self._known_bytes = known_bytes(plain)
+        self._add(PLAIN.name, plain)
+        self._asked = [self._ask(plain, sample, advance) for sample in settings.samples]
+        memory.note(PLAIN.name)
+        first = self._asked[0].question
+        for side in settings.sides:
+            advance(side.name)
+            self._add(side.name, Engine(side.config(config), loaded=loaded))
+            self._contenders[side.name](first)
+            memory.note(side.name)
         self._floor = Floor.of(loaded.model, config.kv, config.block_size)
         self._bandwidth = ReadBandwidth(loaded.model, num_bytes=settings.buffer_bytes)
         self._contexts = fitting_contexts(
@@ -109,48 +116,86 @@ class LatencyBench:
         self._steps = StepBench(
             loaded, replace(config, node_budget=max(settings.rows) - 1, prefix_cache=True)
         )
-        # A prefix hit would make later rounds cheaper than the first.
-        engines = {
-            name: Engine(replace(config, drafter=drafter, prefix_cache=False), loaded=loaded)
-            for name, drafter in ((BASELINE, "none"), (DRAFTED, "ngram"))
-        }
-        self._clocks = {name: StepClock(engine) for name, engine in engines.items()}
-        self._peers = {name: checked(name, peer) for name, peer in peers.items()}
-        own = {name: checked(name, ours(engine)) for name, engine in engines.items()}
-        self._contenders: dict[str, Contender] = {**own, **self._peers}
-        self._prompts = self._encode(engines[BASELINE])
+        memory.note("what measures")
         self._prefill_len = min(settings.prefill_len, loaded.max_model_len - 2)
+        self._readers = [PLAIN.name]
+        setup = settings.peer_setup(self._longest())
+        for name, peers in make_peers(settings.peers, setup, servers):
+            advance(name)
+            for contender, peer in peers.items():
+                self._contenders[contender] = checked(contender, peer)
+                self._contenders[contender](first)
+                if self._reads(name, servers):
+                    self._readers.append(contender)
+            memory.note(name)
 
-    def _encode(self, engine: Engine) -> dict[str, tuple[list[int], int]]:
-        """Each prompt's token ids, and the number of tokens of its natural answer.
+    @staticmethod
+    def _reads(name: str, servers: Mapping[str, ServerPeer]) -> bool:
+        """Whether a peer is given the prompt that is only read: speculation has no part in it."""
+        if name in servers:
+            return not servers[name].is_chat
+        return not PeerName.parse(name).lookups
 
-        Everybody answers with as many: past its end token a model repeats itself, which drafters
-        guess too well.
-        """
-        params = SamplingParams(max_tokens=self._settings.max_tokens)
-        found = {}
-        for name, text in PROMPTS.items():
-            ids = engine.tokenizer.encode_chat([{"role": "user", "content": text}])
-            found[name] = ids, len(generate(engine, ids, params).tokens)
-        return found
+    def _add(self, name: str, engine: Engine) -> None:
+        self._clocks[name] = StepClock(engine)
+        self._contenders[name] = checked(name, ours(engine))
+
+    def _ask(self, engine: Engine, sample: Sample, advance: Advance) -> Asked:
+        """Let the engine answer once, to see how long its answer is."""
+        settings = self._settings
+        advance(f"length of {sample.sample_id}")
+        ids = tuple(sample.encode(engine.tokenizer))
+        if not 0 < len(ids) < engine.max_model_len:
+            raise UsageError(
+                f"sample {sample.sample_id!r} has {len(ids)} tokens; "
+                f"the context holds {engine.max_model_len}, one of them for the answer"
+            )
+        params = SamplingParams(
+            max_tokens=settings.max_tokens, temperature=settings.temperature, seed=0
+        )
+        num_tokens = max(1, len(generate(engine, ids, params).tokens))
+        question = Question(ids, num_tokens, settings.temperature, 0, sample.messages)
+        return Asked(sample, question)
+
+    def _longest(self) -> int:
+        """The longest context that contenders will see."""
+        questions = [asked.question for asked in self._asked]
+        answers = [len(question.prompt_ids) + question.num_tokens for question in questions]
+        longest = max(self._prefill_len + 1, *answers) + ROOM
+        return min(longest, self._loaded.max_model_len)
 
     @property
     def num_items(self) -> int:
         """Calls of `advance` per round."""
-        num_prefills = 1 + len(self._peers)
-        return 2 + len(self._contexts) + len(PROMPTS) * len(self._contenders) + num_prefills
+        num_answers = len(self._asked) * len(self._contenders)
+        return 2 + len(self._contexts) + num_answers + len(self._readers)
 
-    def forget(self) -> None:
-        """Leave the steps so far out of the breakdown."""
-        for clock in self._clocks.values():
-            clock.steps.clear()
+    @property
+    def measured(self) -> Measured:
+        """What the rounds are of."""
+        settings, model = self._settings, self._loaded.model
+        return Measured(
+            target={
+                **target(settings.config, model),
+                "threads": self._bandwidth.num_threads,
+                "weight_bytes": self._floor.weight_bytes,
+                "kv_bytes_per_token": self._floor.kv_bytes,
+            },
+            settings=settings,
+            floor=self._floor,
+            samples={asked.sample.sample_id: asked.sample.task for asked in self._asked},
+            prefill_len=self._prefill_len,
+            best_of=best_of(settings.peers),
+            memory=self._memory,
+            known_bytes=self._known_bytes,
+        )
 
     def round(self, index: int, advance: Advance, *, repeats: int) -> Round:
         """Everything once; round 0 warms up."""
         settings, where = self._settings, f"round {index}, "
         advance(f"{where}bandwidth")
         bandwidth = self._bandwidth.measure()
-        steps: dict[tuple[int, int], Sequence[StepTime]] = {}
+        steps: dict[tuple[int, int], list[StepTime]] = {}
         for context in self._contexts:
             advance(f"{where}steps at {context} tokens")
             by_rows = self._steps.steps(context, settings.rows, repeats)
@@ -158,116 +203,24 @@ class LatencyBench:
         advance(f"{where}{settings.num_streams} streams")
         one_stream = self._steps.tokens_per_second(1, settings.stream_steps)
         many_streams = self._steps.tokens_per_second(settings.num_streams, settings.stream_steps)
+        for clock in self._clocks.values():
+            clock.steps.clear()
         answers: dict[str, dict[str, Run]] = {}
-        for prompt, (ids, num_tokens) in self._prompts.items():
-            answers[prompt] = {}
+        for asked in self._asked:
+            sample = asked.sample.sample_id
+            answers[sample] = {}
             for name, contender in self._contenders.items():
-                advance(f"{where}{prompt}: {name}")
-                answers[prompt][name] = contender(ids, num_tokens)
-        draw = random.Random(index).randrange
-        unseen = [draw(self._loaded.model.config.vocab_size) for _ in range(self._prefill_len)]
-        prefills = {}
-        for name in (BASELINE, *self._peers):
-            advance(f"{where}{self._prefill_len} tokens of prompt: {name}")
-            prefills[name] = self._contenders[name](unseen, 1)
-        return Round(bandwidth, steps, one_stream, many_streams, answers, prefills)
-
-    def report(self, rounds: Sequence[Round]) -> dict[str, Any]:
-        """All rounds summed up, ready for JSON."""
-        settings, floor = self._settings, self._floor
-        config, model = settings.config, self._loaded.model
-        bandwidths = [item.bandwidth for item in rounds]
-        cells = [
-            StepCell(*size, [item.steps[size] for item in rounds]).summary(floor, bandwidths)
-            for size in rounds[0].steps
-        ]
-        return {
-            **origin(),
-            "target": {
-                **target(config, model),
-                "threads": self._bandwidth.num_threads,
-                "weight_bytes": floor.weight_bytes,
-                "kv_bytes_per_token": floor.kv_bytes,
-            },
-            "settings": {
-                "peers": list(settings.peers),
-                "node_budget": config.node_budget,
-                "max_tokens": settings.max_tokens,
-                "rounds": len(rounds),
-            },
-            "bandwidth": {
-                "bytes": settings.buffer_bytes,
-                "passes": PASSES,
-                "best": statistics.median(item.best for item in bandwidths),
-                "median": statistics.median(item.median for item in bandwidths),
-                "rounds": [asdict(item) for item in bandwidths],
-            },
-            "steps": cells,
-            "breakdown": {
-                name: breakdown([step for step in clock.steps if step.is_decode])
-                for name, clock in self._clocks.items()
-            },
-            "streams": stream_summary(settings.num_streams, rounds),
-            "prefill": prefill_summary(self._prefill_len, [item.prefills for item in rounds]),
-            "prompts": {
-                prompt: answer_summary([item.answers[prompt] for item in rounds])
-                for prompt in self._prompts
-            },
+                advance(f"{where}{sample}: {name}")
+                answers[sample][name] = contender(asked.question)
+        decode_steps = {
+            name: [step for step in clock.steps if step.is_decode]
+            for name, clock in self._clocks.items()
         }
-
-
-def stream_summary(num_streams: int, rounds: Sequence[Round]) -> dict[str, Any]:
-    """Tokens per second of one stream and of many together, and their ratio round by round."""
-    one, many = [r.one_stream for r in rounds], [r.many_streams for r in rounds]
-    return {
-        "num_streams": num_streams,
-        "one": round(statistics.median(one), 1),
-        "many": round(statistics.median(many), 1),
-        "ratio": round(ratio_of_rounds(many, one), 2),
-    }
-
-
-def prefill_summary(num_tokens: int, rounds: Sequence[Mapping[str, Run]]) -> dict[str, Any]:
-    """Seconds to the first token after a prompt nobody has seen; ratios are speeds, ours first."""
-    seconds = {name: [item[name].total_s for item in rounds] for name in rounds[0]}
-    return {
-        "num_tokens": num_tokens,
-        "seconds": {name: round(statistics.median(values), 4) for name, values in seconds.items()},
-        "ratios": {
-            f"{BASELINE} / {name}": round(ratio_of_rounds(values, seconds[BASELINE]), 2)
-            for name, values in seconds.items()
-            if name != BASELINE
-        },
-    }
-
-
-def answer_summary(rounds: Sequence[Mapping[str, Run]]) -> dict[str, Any]:
-    """Medians, spreads and ratios of one prompt's answers.
-
-    A ratio is the median over rounds of that round's ratio of speeds. `num_equal` counts tokens
-    before an answer parts from ours without drafts.
-    """
-    speeds = {name: [item[name].tokens_per_second for item in rounds] for name in rounds[0]}
-    first = rounds[0]
-    pairs = [(DRAFTED, BASELINE)]
-    for peer in first:
-        if peer not in (BASELINE, DRAFTED):
-            pairs += [(BASELINE, peer), (DRAFTED, peer)]
-    return {
-        "num_tokens": len(first[BASELINE].token_ids),
-        "contenders": {
-            name: {
-                "tokens_per_second": round(statistics.median(values), 1),
-                "min": round(min(values), 1),
-                "max": round(max(values), 1),
-                "tokens_per_step": round(first[name].tokens_per_step, 2),
-                "num_equal": num_equal(first[name].token_ids, first[BASELINE].token_ids),
-                "seconds": [round(item[name].total_s, 5) for item in rounds],
-            }
-            for name, values in speeds.items()
-        },
-        "ratios": {
-            f"{side} / {other}": round(ratio_of_rounds(speeds[side], speeds[other]), 2)
-            for side, other in pairs
-        },
-    }
+        draw = random.Random(index).randrange
+        vocab_size = self._loaded.model.config.vocab_size
+        unseen = Question(tuple(draw(vocab_size) for _ in range(self._prefill_len)), 1)
+        prefills = {}
+        for name in self._readers:
+            advance(f"{where}{self._prefill_len} tokens of prompt: {name}")
+            prefills[name] = self._contenders[name](unseen)
+        return Round(bandwidth, steps, one_stream, many_streams, answers, prefills, decode_steps)

@@ -1,164 +1,145 @@
-"""Peers: other libraries that answer the same prompts on the same cores."""
+"""Peers: other libraries and servers that answer the same prompts on the same machine."""
 
 from __future__ import annotations
 
-import os
-import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
+from typing import Protocol
 
-import torch
-
-from specdec import checkpoints
 from specdec.errors import UsageError
-from specdec.evals.latency.contender import Contender, Run
+from specdec.evals.latency import llama_peer, openvino_peer, transformers_peer, vllm_peer
+from specdec.evals.latency.contender import Contender
+from specdec.evals.latency.peer_setup import PeerSetup
+from specdec.evals.latency.server_peer import ServerPeer, is_server
 
-EXPORT = "optimum-cli export openvino --task text-generation-with-past --weight-format fp16"
+
+class Peer(Protocol):
+    """A library with our model."""
+
+    def contender(self, lookup: int | None) -> Contender:
+        """Plain, or with its own speculation, guessing `lookup` tokens at a time."""
+
+
+def _takes_all(setup: PeerSetup) -> None:
+    """Its own speculation does whatever plain answers do."""
 
 
 @dataclass(frozen=True)
-class PeerSetup:
-    """What peers may need: our model, the longest context, and models in formats of their own."""
+class PeerKind:
+    """How a library is found and loaded, and what its own speculation is called."""
 
-    model: str
-    max_len: int
-    openvino_model: Path | None = None
-    gguf: Path | None = None
-
-
-def make_peers(names: Sequence[str], setup: PeerSetup) -> dict[str, Contender]:
-    """Load the peers of these names.
-
-    Raises UsageError for an unknown one, one that is not installed, or one whose model is missing.
-    """
-    return {name: PEERS[name](setup) for name in names}
+    package: str
+    check: Callable[[PeerSetup], None]
+    load: Callable[[PeerSetup], Peer]
+    lookups: tuple[int, ...]  # settings of it that are tried
+    speculation: str = "lookup"
+    check_speculation: Callable[[PeerSetup], None] = _takes_all
 
 
-def check_peers(names: Sequence[str], setup: PeerSetup) -> None:
-    """Raise, before anything is loaded, what `make_peers` would, but for what is not installed."""
-    for name in names:
-        if name not in PEERS:
-            raise UsageError(f"unknown peer {name!r}; choose from {', '.join(PEERS)}")
-    if "openvino" in names:
-        _openvino_folder(setup)
-    if "llama.cpp" in names:
-        _gguf_file(setup)
-
-
-def _transformers(setup: PeerSetup) -> Contender:
-    try:
-        from transformers import AutoModelForCausalLM
-    except ImportError:
-        raise _missing("transformers", "'specdec-server[evals]'") from None
-    folder = checkpoints.resolve(setup.model)
-    peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    peer.generation_config.eos_token_id = None  # or it would end before the others
-
-    def run(prompt_ids: Sequence[int], num_tokens: int) -> Run:
-        # The engine's forward has threads of its own, and leaves PyTorch one.
-        before = torch.get_num_threads()
-        torch.set_num_threads(_num_cores())
-        started = time.perf_counter()
-        prompt = torch.tensor([list(prompt_ids)])
-        output = peer.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=num_tokens,
-            do_sample=False,
-            pad_token_id=0,
-        )
-        total_s = time.perf_counter() - started
-        torch.set_num_threads(before)
-        return Run(tuple(output[0, len(prompt_ids) :].tolist()), total_s)
-
-    return run
-
-
-def _openvino(setup: PeerSetup) -> Contender:
-    folder = _openvino_folder(setup)
-    try:
-        import numpy as np
-        import openvino
-        import openvino_genai
-    except ImportError:
-        raise _missing("openvino", "openvino-genai") from None
-    # What the pipeline chooses by itself, but that a prompt asked again is not found in a cache.
-    scheduler = openvino_genai.SchedulerConfig()
-    scheduler.enable_prefix_caching = False
-    scheduler.max_num_batched_tokens = sys.maxsize
-    pipeline = openvino_genai.LLMPipeline(
-        str(folder), "CPU", scheduler_config=scheduler, INFERENCE_NUM_THREADS=_num_cores()
-    )
-
-    def run(prompt_ids: Sequence[int], num_tokens: int) -> Run:
-        started = time.perf_counter()
-        prompt = openvino.Tensor(np.array([prompt_ids], dtype=np.int64))
-        result = pipeline.generate(
-            prompt, max_new_tokens=num_tokens, ignore_eos=True, do_sample=False
-        )
-        total_s = time.perf_counter() - started
-        return Run(tuple(result.tokens[0]), total_s)
-
-    return run
-
-
-def _openvino_folder(setup: PeerSetup) -> Path:
-    folder = setup.openvino_model
-    if folder is None or not (folder / "openvino_model.xml").is_file():
-        where = "" if folder is None else f" with openvino_model.xml, which {folder} has not"
-        raise UsageError(
-            f"--vs openvino needs --openvino-model FOLDER{where}; "
-            f"write one once: {EXPORT} --model MODEL FOLDER"
-        )
-    return folder
-
-
-def _llama_cpp(setup: PeerSetup) -> Contender:
-    file = _gguf_file(setup)
-    try:
-        from llama_cpp import Llama
-    except ImportError:
-        raise _missing("llama.cpp", "llama-cpp-python") from None
-    peer = Llama(
-        str(file),
-        n_ctx=setup.max_len,
-        n_threads=_num_cores(),
-        n_threads_batch=_num_cores(),
-        logits_all=False,
-        verbose=False,
-    )
-
-    def run(prompt_ids: Sequence[int], num_tokens: int) -> Run:
-        started = time.perf_counter()
-        peer.reset()  # or the prompt asked before would be found in its cache
-        tokens = peer.generate(list(prompt_ids), top_k=1, temp=0.0)
-        found = tuple(islice(tokens, num_tokens))
-        return Run(found, time.perf_counter() - started)
-
-    return run
-
-
-def _gguf_file(setup: PeerSetup) -> Path:
-    if setup.gguf is None or not setup.gguf.is_file():
-        where = "" if setup.gguf is None else f"; there is no {setup.gguf}"
-        raise UsageError(f"--vs llama.cpp needs --gguf FILE, the same model as a GGUF file{where}")
-    return setup.gguf
-
-
-def _missing(peer: str, package: str) -> UsageError:
-    return UsageError(f"--vs {peer} needs a package: pip install {package}")
-
-
-def _num_cores() -> int:
-    """Those that this process may use: as many threads as the engine's forward has."""
-    return len(os.sched_getaffinity(0))
-
-
-PEERS: dict[str, Callable[[PeerSetup], Contender]] = {
-    "transformers": _transformers,
-    "openvino": _openvino,
-    "llama.cpp": _llama_cpp,
+PEERS: dict[str, PeerKind] = {
+    "transformers": PeerKind(
+        "transformers", transformers_peer.check, transformers_peer.load, transformers_peer.LOOKUPS
+    ),
+    "openvino": PeerKind(
+        "openvino-genai",
+        openvino_peer.check,
+        openvino_peer.load,
+        openvino_peer.LOOKUPS,
+        check_speculation=openvino_peer.check_lookup,
+    ),
+    "llama.cpp": PeerKind(
+        "llama-cpp-python", llama_peer.check, llama_peer.load, llama_peer.LOOKUPS
+    ),
+    "vllm": PeerKind("vllm", vllm_peer.check, vllm_peer.load, vllm_peer.LOOKUPS, "ngram"),
 }
+
+
+@dataclass(frozen=True)
+class PeerName:
+    """What --vs names: an address, or a library, plain or with its own speculation.
+
+    `lookups` are the settings of the speculation that are to be tried.
+
+    Example: `PeerName.parse("openvino:lookup=5").lookups == (5,)`.
+    """
+
+    text: str
+    library: str = ""
+    lookups: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> PeerName:
+        """Raises UsageError, naming what there is."""
+        if is_server(text):
+            return cls(text)
+        library, has_setting, setting = text.partition(":")
+        if library not in PEERS:
+            raise UsageError(
+                f"unknown peer {library!r}; choose from {', '.join(PEERS)}, or give a server's URL"
+            )
+        if not has_setting:
+            return cls(text, library)
+        kind = PEERS[library]
+        word, has_number, number = setting.partition("=")
+        if word == kind.speculation and not has_number:
+            return cls(text, library, kind.lookups)
+        if word == kind.speculation and number.isdecimal() and int(number) > 0:
+            return cls(text, library, (int(number),))
+        raise UsageError(
+            f"--vs {text}: {library}'s own speculation is {library}:{kind.speculation}, "
+            f"or {library}:{kind.speculation}=N for N tokens at a time"
+        )
+
+    @property
+    def contenders(self) -> tuple[str, ...]:
+        """Names of the contenders that it stands for."""
+        if not self.lookups:
+            return (self.text,)
+        word = PEERS[self.library].speculation
+        return tuple(f"{self.library}:{word}={lookup}" for lookup in self.lookups)
+
+
+def check_peers(names: Sequence[str], setup: PeerSetup) -> dict[str, ServerPeer]:
+    """Raise, before anything is loaded, whatever is missing; gives the servers, which answered.
+
+    Raises UsageError for an unknown name, a package or model that is missing, a server that does
+    not answer.
+    """
+    parsed = list(map(PeerName.parse, names))
+    for name in parsed:
+        if name.library:
+            PEERS[name.library].check(setup)
+        if name.lookups:
+            PEERS[name.library].check_speculation(setup)
+    return {name.text: ServerPeer(name.text) for name in parsed if not name.library}
+
+
+def make_peers(
+    names: Sequence[str], setup: PeerSetup, servers: Mapping[str, ServerPeer]
+) -> Iterator[tuple[str, dict[str, Contender]]]:
+    """Load the peers of these names, which `check_peers` has let through, as they are asked for.
+
+    Gives each name with the contenders that it stands for. A library is loaded once.
+    """
+    loaded: dict[str, Peer] = {}
+    for name in map(PeerName.parse, names):
+        if not name.library:
+            yield name.text, {name.text: servers[name.text]}
+            continue
+        if name.library not in loaded:
+            loaded[name.library] = PEERS[name.library].load(setup)
+        settings = zip(name.contenders, name.lookups or (None,), strict=True)
+        peer = loaded[name.library]
+        yield name.text, {contender: peer.contender(lookup) for contender, lookup in settings}
+
+
+def best_of(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The names that stand for several settings, of which each prompt has a best one."""
+    parsed = map(PeerName.parse, names)
+    return {name.text: name.contenders for name in parsed if len(name.lookups) > 1}
+
+
+def packages(names: Sequence[str]) -> list[str]:
+    """Whose versions matter."""
+    libraries = dict.fromkeys(PeerName.parse(name).library for name in names)
+    return [PEERS[library].package for library in libraries if library]

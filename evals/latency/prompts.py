@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from specdec.evals.data.sample import Sample
+
 _CODE = """def load_config(path):
     with open(path) as handle:
         lines = handle.readlines()
@@ -21,8 +23,16 @@ def save_config(path, config):
             handle.write(key + "=" + value + "\\n")
 """
 
-PROMPTS = {
-    "chat": "Why does the sea look blue on some days and grey on others?",
-    "code edit": "Rename the function load_config to read_config and return the complete code, "
-    f"otherwise unchanged:\n```python\n{_CODE}```",
-}
+
+def _sample(name: str, text: str) -> Sample:
+    return Sample(name, name, ({"role": "user", "content": text},))
+
+
+PROMPTS = (
+    _sample("chat", "Why does the sea look blue on some days and grey on others?"),
+    _sample(
+        "code edit",
+        "Rename the function load_config to read_config and return the complete code, "
+        f"otherwise unchanged:\n```python\n{_CODE}```",
+    ),
+)

@@ -1,4 +1,4 @@
-"""ReadBandwidth: bytes per second that memory gives to all threads of the forward, right now."""
+"""ReadBandwidth: bytes per second that memory gives to the forward, right now."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ReadBandwidth:
     """Reads one large buffer again and again.
 
     `read` makes one pass over a tensor and returns its seconds; by default the native library
-    with the model's threads, or a sum by PyTorch for a model that PyTorch computes.
+    with the model's threads, or a sum by PyTorch, on its device, for a model that PyTorch computes.
 
     Example: `ReadBandwidth(model).measure().best / 1e9` are GB/s.
     """
@@ -48,7 +48,7 @@ class ReadBandwidth:
             _native_read(model) if isinstance(model, NativeModel) else _read_by_torch
         )
         # Written, because pages that never were are all the same page of zeros.
-        self._buffer = torch.ones(num_bytes // 4, dtype=torch.float32)
+        self._buffer = torch.ones(num_bytes // 4, dtype=torch.float32, device=model.device)
 
     def measure(self, passes: int = PASSES) -> Bandwidth:
         """A few passes now; memory of a shared machine may be half as fast a minute later."""
@@ -70,5 +70,5 @@ def _native_read(model: NativeModel) -> Read:
 
 def _read_by_torch(buffer: Tensor) -> float:
     started = time.perf_counter()
-    buffer.sum()
+    buffer.sum().item()  # which waits for a GPU
     return time.perf_counter() - started

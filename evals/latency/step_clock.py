@@ -31,6 +31,17 @@ class StepTime:
         """What no part accounts for: budgets, drafters' news, outputs."""
         return self.total_s - sum(self.parts.values())
 
+    def as_json(self) -> list[Any]:
+        """Ready for JSON, short: there are thousands of them."""
+        parts = [self.parts[part] for part in PARTS]
+        return [self.total_s, parts, self.deliver_s, self.num_rows, self.is_decode]
+
+    @classmethod
+    def from_json(cls, fields: Sequence[Any]) -> StepTime:
+        """Example: `StepTime.from_json(step.as_json()) == step`."""
+        total_s, parts, *rest = fields
+        return cls(total_s, dict(zip(PARTS, parts, strict=True)), *rest)
+
 
 class StepClock:
     """Times every step of an engine from now on; each part costs it about a microsecond.

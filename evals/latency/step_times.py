@@ -135,13 +135,16 @@ class StepCell:
         """Percentiles in ms over all steps, and the ratios to the floor, round by round.
 
         `step_per_floor` compares the median step with reading the weights at the round's best
-        bandwidth; `_with_kv` adds the context's keys and values to what must be read.
+        bandwidth; `_with_kv` adds the context's keys and values to what must be read, and
+        `floor_share` is what part of the step that reading alone would take. `rounds_ms` are the
+        medians of each round.
         """
         weights = [floor.seconds(bandwidth.best) for bandwidth in bandwidths]
         with_kv = [floor.seconds(bandwidth.best, self.context) for bandwidth in bandwidths]
         steps = [statistics.median(s.total_s for s in round_) for round_ in self.rounds]
         forwards = [statistics.median(s.parts["forward"] for s in round_) for round_ in self.rounds]
         every = [step for round_ in self.rounds for step in round_]
+        per_floor_with_kv = ratio_of_rounds(steps, with_kv)
         return {
             "context": self.context,
             "rows": self.rows,
@@ -152,5 +155,7 @@ class StepCell:
             "floor_with_kv_ms": round(1e3 * statistics.median(with_kv), 3),
             "forward_per_floor": round(ratio_of_rounds(forwards, weights), 3),
             "step_per_floor": round(ratio_of_rounds(steps, weights), 3),
-            "step_per_floor_with_kv": round(ratio_of_rounds(steps, with_kv), 3),
+            "step_per_floor_with_kv": round(per_floor_with_kv, 3),
+            "floor_share": round(1 / per_floor_with_kv, 3),
+            "rounds_ms": [round(1e3 * seconds, 4) for seconds in steps],
         }

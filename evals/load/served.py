@@ -55,6 +55,7 @@ class Served:
 
     def __init__(self, process: subprocess.Popen[str], url: str) -> None:
         self._process = process
+        self.url = url
         self._address = urlsplit(url).netloc
 
     @classmethod

@@ -14,6 +14,8 @@ from typing import Any
 from specdec.errors import SpecdecError, UsageError
 from specdec.evals.report.json_text import json_text
 
+_HEAD = b'{"settings": '
+
 
 class Journal:
     """Records by key, each on disk as soon as it is added; ready for JSON.
@@ -123,6 +125,8 @@ class Journal:
                     f"{file} is not of a measurement: remove it or choose another --out"
                 )
             return 0
+        if len(lines) == 1 and lines[0].startswith(_HEAD):
+            return 0  # nothing was finished: whoever comes may have the file
         if lines[0] != head.encode():
             raise UsageError(
                 f"{file} is of a run with other settings: remove it or choose another --out"

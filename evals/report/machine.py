@@ -19,6 +19,7 @@ from specdec.native_model import NativeModel
 from specdec.target import Target
 
 _PACKAGES = ("specdec-server", "torch")
+_KEY_OPTION, _SECRET = "--api-key", "..."
 
 
 def origin(*packages: str) -> dict[str, Any]:
@@ -29,7 +30,7 @@ def origin(*packages: str) -> dict[str, Any]:
     """
     return {
         "date": date.today().isoformat(),
-        "command": shlex.join(["specdec", *sys.argv[1:]]),
+        "command": shlex.join(["specdec", *_without_key(sys.argv[1:])]),
         "machine": machine(*packages),
     }
 
@@ -59,6 +60,22 @@ def target(config: EngineConfig, model: Target) -> dict[str, Any]:
         "kv": config.kv,
         "backend": "native" if isinstance(model, NativeModel) else "torch",
     }
+
+
+def _without_key(arguments: list[str]) -> list[str]:
+    """Reports are shown around, and a server's key must not be."""
+    shown = []
+    is_key = False
+    for argument in arguments:
+        name = argument.partition("=")[0]
+        if is_key:
+            shown.append(_SECRET)
+        elif name == _KEY_OPTION and "=" in argument:
+            shown.append(f"{name}={_SECRET}")
+        else:
+            shown.append(argument)
+        is_key = argument == _KEY_OPTION
+    return shown
 
 
 def _versions(packages: tuple[str, ...]) -> list[tuple[str, str]]:

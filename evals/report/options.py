@@ -13,6 +13,9 @@ Data = Annotated[
 ]
 PerTask = Annotated[int, typer.Option(help="Most samples of each task.", min=1)]
 Task = Annotated[list[str] | None, typer.Option(help="Only this task; repeatable.")]
+ApiKey = Annotated[
+    str | None, typer.Option(help="Key of the server to ask.", envvar="SPECDEC_API_KEY")
+]
 Out = Annotated[
     Path | None, typer.Option(help="Folder for the results: JSON, CSV, PNG, and an HTML page.")
 ]

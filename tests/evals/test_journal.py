@@ -89,6 +89,16 @@ def test_a_run_of_other_settings_is_refused_and_left_alone(tmp_path: Path) -> No
     assert file.read_bytes() == content
 
 
+def test_a_run_that_finished_nothing_leaves_no_claim(tmp_path: Path) -> None:
+    file = tmp_path / "load.part.jsonl"
+    with Journal(file, SETTINGS):
+        pass
+    with Journal(file, {"other": 1}) as journal:
+        journal.add("a", 1)
+    with pytest.raises(UsageError, match="other settings"):
+        Journal(file, SETTINGS)
+
+
 def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "x.part.jsonl"
     for content in (b"my notes", b"my notes\n", b"\xff\n"):

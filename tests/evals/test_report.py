@@ -278,6 +278,19 @@ def test_a_fault_while_writing_leaves_the_files_before(tmp_path: Path, fault: st
 # --- what it is from ---
 
 
+@pytest.mark.parametrize(
+    "given",
+    [["--api-key", "hush"], ["--api-key=hush"], ["--url", "u", "--api-key", "hush", "--json"]],
+)
+def test_a_servers_key_is_not_written_down(
+    given: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["specdec", "eval", "lossless", *given])
+    command = origin()["command"]
+    assert "hush" not in command and "--api-key" in command
+    assert command.endswith("--json") == ("--json" in given)
+
+
 def test_the_origin_has_date_command_machine_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/x/specdec", "eval", "acceptance", "--task", "code edit"])
     found = origin("numpy", "not-installed-anywhere")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,9 @@ def test_a_step_is_compared_with_the_bandwidth_of_its_own_round() -> None:
     assert found["step_per_floor_with_kv"] == 1.0  # the context is as large as the weights
     assert (found["floor_ms"], found["floor_with_kv_ms"], found["num_steps"]) == (1.5, 3.0, 4)
     assert found["step_ms"] == {"p50": 2.0, "p90": 4.0, "p99": 4.0}
+    assert found["floor_share"] == 1.0 and found["rounds_ms"] == [2.0, 4.0]
+    slow = StepCell(100, 1, [[step_time(8.0)], [step_time(16.0)]]).summary(floor, bandwidths)
+    assert slow["floor_share"] == 0.25  # 2 ms of reading in 8 ms
     swapped = StepCell(100, 1, rounds).summary(floor, bandwidths[::-1])
     assert swapped["step_per_floor"] != 2.0
 
@@ -133,6 +137,11 @@ def test_a_breakdown_holds_the_whole_step() -> None:
     assert (found["forward"], found["rest"], found["step"], found["rows"]) == (0.5, 1.5, 2.0, 2.5)
     assert sum(found[part] for part in PARTS) + found["rest"] == found["step"]
     assert breakdown([]) == {}
+
+
+def test_a_step_is_kept_as_json() -> None:
+    step = step_time(2.0, rows=4)
+    assert StepTime.from_json(json.loads(json.dumps(step.as_json()))) == step
 
 
 def test_steps_have_the_size_that_is_asked_for() -> None:

@@ -1,0 +1,178 @@
+"""specdec eval acceptance: its options, checked before anything is loaded or asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specdec.config import DEFAULT_MODEL, EngineConfig
+from specdec.errors import UsageError
+from specdec.evals.report.options import ApiKey, Data, Out, PerTask, Task
+from specdec.options import (
+    DEFAULTS,
+    AsJson,
+    Backend,
+    Context,
+    Control,
+    Device,
+    Kv,
+    KvMemory,
+    Model,
+    Rule,
+    Threads,
+    Weights,
+)
+
+if TYPE_CHECKING:  # the command line starts without them
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from specdec.evals.acceptance.setting import Sweep
+    from specdec.evals.data.sample import Sample
+
+_DRAFTERS = ("ngram", "suffix", "prediction")
+_TRAINED = ("medusa", "small-model", "suffix,medusa")  # for the built-in model
+_NODE_BUDGET = "32"
+# What a server has decided when it was started, and what only a server has.
+_OF_THE_ENGINE = (
+    *("control", "verification", "no_noise", "model", "weights", "kv", "device", "backend"),
+    *("threads", "max_model_len", "kv_memory_mib"),
+)
+_OF_A_SERVER = ("api_key", "served_model")
+
+
+def acceptance(
+    context: typer.Context,
+    data: Data = None,
+    code_edits: Annotated[
+        bool | None,
+        typer.Option(
+            "--code-edits/--no-code-edits",
+            help="Ask for edits of code, samples of our own; default: only without --data.",
+            show_default=False,
+        ),
+    ] = None,
+    per_task: PerTask = 20,
+    task: Task = None,
+    turns: Annotated[
+        int | None, typer.Option(help="Most turns of a sample; default: all.", min=1)
+    ] = None,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(help="Drafters to compare, each as --drafter of serve; repeatable."),
+    ] = None,
+    node_budget: Annotated[
+        str | None,
+        typer.Option(help="Most draft nodes per step, commas between several; default: 32."),
+    ] = None,
+    depth: Annotated[
+        str | None, typer.Option(help="Deepest drafts, commas between several; default: any.")
+    ] = None,
+    temperature: Annotated[str, typer.Option(help="Of all answers, commas between several.")] = "0",
+    max_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 128,
+    control: Control = "fixed",
+    verification: Rule = DEFAULTS.verification,
+    no_noise: Annotated[
+        bool, typer.Option("--no-noise", help="Draft plain top-k trees for sampled requests too.")
+    ] = False,
+    url: Annotated[
+        str | None, typer.Option(help="Ask this OpenAI-compatible server, not an engine of ours.")
+    ] = None,
+    api_key: ApiKey = None,
+    served_model: Annotated[
+        str | None, typer.Option(help="The server's model; default: its first.")
+    ] = None,
+    model: Model = DEFAULT_MODEL,
+    weights: Weights = DEFAULTS.weights,
+    kv: Kv = DEFAULTS.kv,
+    device: Device = DEFAULTS.device,
+    backend: Backend = DEFAULTS.backend,
+    threads: Threads = None,
+    max_model_len: Context = None,
+    kv_memory_mib: KvMemory = 512,
+    out: Out = None,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the table as README has it.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Tokens per step, acceptance and speed of drafters by task. Exit code 1 if answers differ."""
+    _check_options(context, url)
+    config = EngineConfig(
+        model=model,
+        weights=weights,  # type: ignore[arg-type]  # validated by EngineConfig
+        kv=kv,  # type: ignore[arg-type]  # validated by EngineConfig
+        device=device,
+        backend=backend,  # type: ignore[arg-type]  # validated by EngineConfig
+        control=control,  # type: ignore[arg-type]  # validated by EngineConfig
+        verification=verification,  # type: ignore[arg-type]  # validated by EngineConfig
+        threads=threads,
+        max_model_len=max_model_len,
+        kv_memory_mib=kv_memory_mib,
+    )
+    from specdec.evals.acceptance.report import has_unequal
+    from specdec.evals.acceptance.run import AcceptanceSettings, Address, run
+    from specdec.evals.acceptance.setting import SERVER
+    from specdec.evals.acceptance.tables import markdown
+    from specdec.evals.report.report import show
+
+    if drafter is None:
+        trained = _TRAINED if model == DEFAULT_MODEL else ()
+        drafter = [SERVER] if url else [*_DRAFTERS, *trained]
+    settings = AcceptanceSettings(
+        _samples(data or (), code_edits, per_task, task or ()),
+        _sweep(drafter, node_budget or (None if url else _NODE_BUDGET), depth, temperature),
+        config,
+        max_tokens=max_tokens,
+        num_turns=turns,
+        uses_noise=not no_noise,
+        address=Address(url, api_key, served_model) if url else None,
+    )
+    report = run(settings, out)
+    if as_markdown:
+        print(markdown(report.data))
+    else:
+        show(report, as_json=as_json)
+    if has_unequal(report.data):
+        raise typer.Exit(1)
+
+
+def _samples(
+    files: Sequence[Path], has_code_edits: bool | None, per_task: int, tasks: Sequence[str]
+) -> list[Sample]:
+    from specdec.evals.data import questions
+    from specdec.evals.data.formats import read_samples
+    from specdec.evals.data.sample import first_of_each_task
+
+    samples = [sample for file in files for sample in read_samples(file)]
+    if has_code_edits or (has_code_edits is None and not files):
+        samples += questions.code_edits(per_task)
+    return first_of_each_task(samples, per_task, tasks)
+
+
+def _sweep(
+    drafters: Sequence[str], node_budgets: str | None, depths: str | None, temperatures: str
+) -> Sweep:
+    from specdec.evals.acceptance.setting import Sweep, numbers
+
+    return Sweep(
+        tuple(drafters),
+        numbers("--node-budget", node_budgets, int) if node_budgets else (None,),
+        numbers("--depth", depths, int) if depths else (None,),
+        numbers("--temperature", temperatures, float),
+    )
+
+
+def _check_options(context: typer.Context, url: str | None) -> None:
+    """An option that would change nothing is a mistake."""
+    given = {
+        name
+        for name in (*_OF_THE_ENGINE, *_OF_A_SERVER)
+        if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"
+    }
+    for name in _OF_THE_ENGINE if url else _OF_A_SERVER:
+        if name in given:
+            option = f"--{name.replace('_', '-')}"
+            why = "is for the start of a server" if url else "is a server's"
+            raise UsageError(f"{option} {why}: use it {'without' if url else 'with'} --url")

@@ -1,0 +1,1 @@
+"""Static, dynamic and continuous batching over one distribution of lengths."""

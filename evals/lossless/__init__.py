@@ -1,0 +1,1 @@
+"""Whether speculation changes the answer, token by token or in distribution."""

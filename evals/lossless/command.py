@@ -1,0 +1,165 @@
+"""Command: the options of `specdec eval lossless`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Annotated
+
+import typer
+
+from specdec.config import DEFAULT_MODEL, EngineConfig
+from specdec.errors import UsageError
+from specdec.evals.report.options import ApiKey, Data, Out, PerTask, Task
+from specdec.options import (
+    DEFAULTS,
+    AsJson,
+    Backend,
+    Context,
+    Deterministic,
+    Device,
+    Kv,
+    KvMemory,
+    NodeBudget,
+    Rule,
+    Threads,
+    Weights,
+)
+
+_OF_ENGINES = (
+    *("node_budget", "control", "verification", "weights", "kv", "device", "backend"),
+    *("threads", "max_model_len", "kv_memory_mib"),
+)
+_OF_URLS = ("against", "api_key")
+_OF_EQUALITY = ("seeds", "turns", "max_tokens", "tie_margin")
+_OF_DISTRIBUTIONS = ("draws",)
+
+
+def lossless(
+    context: typer.Context,
+    data: Data = None,
+    per_task: PerTask = 8,
+    task: Task = None,
+    turns: Annotated[
+        bool, typer.Option("--turns", help="All turns of a conversation, not only the first.")
+    ] = False,
+    drafter: Annotated[
+        list[str] | None,
+        typer.Option(help="Drafters to try, each as --drafter takes them elsewhere; repeatable."),
+    ] = None,
+    temperature: Annotated[str, typer.Option(help="Of the answers, commas between.")] = "0,1",
+    seeds: Annotated[int, typer.Option(help="Seeds for each turn above 0.", min=1)] = 2,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 128,
+    concurrency: Annotated[
+        int, typer.Option(help="Speculative answers at a time; plain ones come alone.", min=1)
+    ] = 4,
+    tie_margin: Annotated[
+        float | None,
+        typer.Option(
+            help="What rounding can do to a logit's lead; default: by precision, 0.25 in bf16.",
+            min=0,
+        ),
+    ] = None,
+    distribution: Annotated[
+        bool, typer.Option("--distribution", help="Test distributions by chi-squared instead.")
+    ] = False,
+    draws: Annotated[
+        int, typer.Option(help="Draws of each prompt on each side, for --distribution.", min=20)
+    ] = 400,
+    url: Annotated[str | None, typer.Option(help="A running server to ask instead.")] = None,
+    against: Annotated[
+        str | None, typer.Option(help="Another server, for the answers without speculation.")
+    ] = None,
+    api_key: ApiKey = None,
+    node_budget: NodeBudget = DEFAULTS.node_budget,
+    control: Annotated[
+        str, typer.Option(help="fixed: always verify the budget; adaptive: as many as pay.")
+    ] = "fixed",
+    verification: Rule = DEFAULTS.verification,
+    weights: Weights = DEFAULTS.weights,
+    kv: Kv = DEFAULTS.kv,
+    device: Device = DEFAULTS.device,
+    deterministic: Deterministic = DEFAULTS.deterministic,
+    backend: Backend = DEFAULTS.backend,
+    threads: Threads = None,
+    max_model_len: Context = None,
+    kv_memory_mib: KvMemory = 512,
+    model: Annotated[
+        str | None, typer.Option(help="Folder, hub id or built-in name; at a URL, its name there.")
+    ] = None,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Whether speculation changes the answers. Exit code 1 if it does."""
+    given = _given(context)
+    if url is not None:
+        _refuse(given, _OF_ENGINES, "is of engines in this process, not of a server at --url")
+    else:
+        _refuse(given, _OF_URLS, "needs --url")
+    if distribution:
+        _refuse(given, _OF_EQUALITY, "does not go with --distribution")
+    else:
+        _refuse(given, _OF_DISTRIBUTIONS, "needs --distribution")
+
+    from specdec.evals.data.formats import read_all
+    from specdec.evals.data.questions import code_edits
+    from specdec.evals.data.sample import first_of_each_task
+    from specdec.evals.lossless.question import check_names, check_temperatures
+    from specdec.evals.lossless.run import Run, default_drafters
+    from specdec.evals.report.report import show
+
+    samples = first_of_each_task(
+        read_all(data) if data else code_edits(per_task), per_task, task or ()
+    )
+    drafters = tuple(drafter or ())
+    check_names(drafters, "--drafter")
+    config = None
+    if url is None:
+        drafters = drafters or default_drafters(model or DEFAULT_MODEL)
+        config = EngineConfig(
+            model=model or DEFAULT_MODEL,
+            weights=weights,  # type: ignore[arg-type]  # validated by EngineConfig
+            device=device,
+            node_budget=node_budget,
+            control=control,  # type: ignore[arg-type]  # validated by EngineConfig
+            verification=verification,  # type: ignore[arg-type]  # validated by EngineConfig
+            max_model_len=max_model_len,
+            kv_memory_mib=kv_memory_mib,
+            kv=kv,  # type: ignore[arg-type]  # validated by EngineConfig
+            backend=backend,  # type: ignore[arg-type]  # validated by EngineConfig
+            deterministic=deterministic,
+            threads=threads,
+        )
+    run = Run(
+        samples=samples,
+        drafters=drafters,
+        temperatures=check_temperatures(temperature),
+        seeds=seeds,
+        max_tokens=max_tokens,
+        concurrency=concurrency,
+        all_turns=turns,
+        tie_margin=tie_margin,
+        draws=draws,
+        config=config,
+        url=url,
+        against=against,
+        api_key=api_key,
+        model=model,
+        deterministic=deterministic,
+        out=out,
+    )
+    report = run.distribution() if distribution else run.equality()
+    show(report, as_json=as_json)
+    if not report.data["is_lossless"]:
+        raise typer.Exit(1)
+
+
+def _given(context: typer.Context) -> set[str]:
+    """Options that the user wrote."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+
+
+def _refuse(given: Collection[str], names: Collection[str], why: str) -> None:
+    for name in names:
+        if name in given:
+            raise UsageError(f"--{name.replace('_', '-')} {why}")

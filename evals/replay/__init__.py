@@ -1,0 +1,1 @@
+"""Recorded answers replayed through the engine without its target, to score model-free drafters."""
