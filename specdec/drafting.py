@@ -56,8 +56,8 @@ class Drafter(ABC):
     uses_noise: bool = True
     """Whether a sampled request's guesses are ranked with its own noise.
 
-    The engine turns it off unless verification is coupled: the other rules draw with that noise what
-    replaces a rejected guess, so guesses that know it would bias the output.
+    The engine turns it off unless verification is coupled: the other rules draw with that noise
+    what replaces a rejected guess, so guesses that know it would bias the output.
     """
 
     num_bytes: int = 0

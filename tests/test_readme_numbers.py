@@ -1,4 +1,4 @@
-"""The acceptance tables of the README are what the kept reports say."""
+"""The acceptance tables of README and docs are what the kept reports say."""
 
 from __future__ import annotations
 
@@ -9,15 +9,30 @@ import pytest
 
 from specdec.evals.acceptance.tables import markdown
 
-ROOT = Path(__file__).parents[1]
-REPORTS = sorted((ROOT / "docs" / "acceptance").glob("*.json"))
+DOCS = Path(__file__).parents[1] / "docs"
+README, RESULTS = DOCS.parent / "README.md", DOCS / "results" / "README.md"
 
 
-def test_there_are_reports() -> None:
-    assert {file.stem for file in REPORTS} >= {"greedy-32", "greedy-8"}
+@pytest.mark.parametrize(
+    ("text", "report"),
+    [
+        (README, "all-drafters-32"),
+        (README, "spec-bench"),
+        (RESULTS, "spec-bench"),
+        (RESULTS, "sweep"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.parent.name,
+)
+def test_a_table_is_that_of_its_report(text: Path, report: str) -> None:
+    data = json.loads((DOCS / "results" / report / "acceptance.json").read_text(encoding="utf-8"))
+    assert markdown(data) in text.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("file", REPORTS, ids=lambda file: file.stem)
-def test_readme_holds_the_table(file: Path) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert markdown(json.loads(file.read_text(encoding="utf-8"))) in readme
+def test_every_picture_that_is_shown_is_there() -> None:
+    shown = [
+        line.partition("](")[2][:-1]
+        for line in RESULTS.read_text().splitlines()
+        if line[:2] == "!["
+    ]
+    assert shown
+    assert [name for name in shown if not (RESULTS.parent / name).is_file()] == []

@@ -8,7 +8,7 @@ import typer
 
 from specdec.config import DEFAULT_MODEL, EngineConfig
 from specdec.errors import UsageError
-from specdec.evals.report.options import ApiKey, Data, Out, PerTask, Task
+from specdec.evals.report.options import ApiKey, Data, Out, PerTask, Task, Turns
 from specdec.options import (
     DEFAULTS,
     AsJson,
@@ -55,9 +55,7 @@ def acceptance(
     ] = None,
     per_task: PerTask = 20,
     task: Task = None,
-    turns: Annotated[
-        int | None, typer.Option(help="Most turns of a sample; default: all.", min=1)
-    ] = None,
+    turns: Turns = None,
     drafter: Annotated[
         list[str] | None,
         typer.Option(help="Drafters to compare, each as --drafter of serve; repeatable."),

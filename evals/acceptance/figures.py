@@ -31,7 +31,7 @@ class Pair:
         return None if self.plain is None else self.plain.measured
 
 
-FEWEST = 5  # samples that bounds are given of: of fewer, drawing them again says nothing
+FEWEST = 10  # samples that bounds are given of: of fewer they are true and say nothing
 Part = tuple[float, float]
 Parts = Mapping[str, Part]  # numerator and denominator by sample id
 PartOf = Callable[[Pair], Part | None]

@@ -115,7 +115,7 @@ def accepted_lengths(data: Data) -> Figure:
     from specdec.evals.report.style import bar_style, new_figure, tidy
 
     chosen = [entry for entry in drafting(data)[:MOST] if entry["all"]["accepted_lengths"]]
-    columns = min(3, len(chosen))
+    columns = 2 if len(chosen) in (2, 4) else min(3, len(chosen))
     rows = -(-len(chosen) // columns)
     figure = new_figure(
         heading("Accepted lengths", data),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -193,6 +194,7 @@ def _prompts(
         raise UsageError("--shared-prefix is for prompts that are made up: leave out --data")
     samples = [sample for file in files for sample in read_samples(file)]
     asked = first_of_each_task(samples, tasks=tasks)
+    random.Random(seed).shuffle(asked)  # files have one task after the other
     names = ", ".join(file.name for file in files)
     words = f"{len(asked)} samples of {names}, answers of at most {output_lengths} tokens"
     return SamplePrompts(asked, output_lengths, seed), words

@@ -39,7 +39,7 @@ class LosslessSettings:
     seeds: int = 2
     max_tokens: int = 128
     concurrency: int = 4
-    all_turns: bool = False
+    num_turns: int | None = None  # most turns of a sample
 
 
 def compare_all(
@@ -135,7 +135,8 @@ def _first_turns(settings: LosslessSettings) -> Iterator[Question]:
 
 
 def _num_turns(settings: LosslessSettings, question: Question) -> int:
-    return question.sample.num_turns if settings.all_turns else 1
+    num_turns = question.sample.num_turns
+    return min(num_turns, settings.num_turns or num_turns)
 
 
 def _turn(first: Question, turn: int, answers: tuple[str, ...]) -> Question:

@@ -9,7 +9,7 @@ import typer
 
 from specdec.config import DEFAULT_MODEL, EngineConfig
 from specdec.errors import UsageError
-from specdec.evals.report.options import ApiKey, Data, Out, PerTask, Task
+from specdec.evals.report.options import ApiKey, Data, Out, PerTask, Task, Turns
 from specdec.options import (
     DEFAULTS,
     AsJson,
@@ -39,9 +39,7 @@ def lossless(
     data: Data = None,
     per_task: PerTask = 8,
     task: Task = None,
-    turns: Annotated[
-        bool, typer.Option("--turns", help="All turns of a conversation, not only the first.")
-    ] = False,
+    turns: Turns = None,
     drafter: Annotated[
         list[str] | None,
         typer.Option(help="Drafters to try, each as --drafter takes them elsewhere; repeatable."),
@@ -136,7 +134,7 @@ def lossless(
         seeds=seeds,
         max_tokens=max_tokens,
         concurrency=concurrency,
-        all_turns=turns,
+        num_turns=turns,
         tie_margin=tie_margin,
         draws=draws,
         config=config,

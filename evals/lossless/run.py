@@ -39,7 +39,7 @@ class Run:
     seeds: int = 2
     max_tokens: int = 128
     concurrency: int = 4
-    all_turns: bool = False
+    num_turns: int | None = None
     tie_margin: float | None = None
     draws: int = 400
     config: EngineConfig | None = None
@@ -65,7 +65,7 @@ class Run:
             self.seeds,
             self.max_tokens,
             self.concurrency,
-            self.all_turns,
+            self.num_turns,
         )
         with journal:
             found = compare_all(settings, respondent, journal)
@@ -162,7 +162,7 @@ class Run:
             "temperatures": self.temperatures,
             "seeds": self.seeds,
             "max_tokens": self.max_tokens,
-            "all_turns": self.all_turns,
+            "num_turns": self.num_turns,
             "draws": self.draws,
         }
         return Journal(self.out / f"{name}.part.jsonl" if self.out else None, decides)

@@ -13,6 +13,7 @@ Data = Annotated[
 ]
 PerTask = Annotated[int, typer.Option(help="Most samples of each task.", min=1)]
 Task = Annotated[list[str] | None, typer.Option(help="Only this task; repeatable.")]
+Turns = Annotated[int | None, typer.Option(help="Most turns of a sample; default: all.", min=1)]
 ApiKey = Annotated[
     str | None, typer.Option(help="Key of the server to ask.", envvar="SPECDEC_API_KEY")
 ]

@@ -160,11 +160,11 @@ def test_an_answer_of_one_step_has_no_decode_speed() -> None:
 def test_turns_of_a_sample_are_drawn_together() -> None:
     answers = [
         replace(answer(f"s{number}", "suffix", [number % 3] * 4, 1.0), turn=turn)
-        for number in range(8)
+        for number in range(FEWEST)
         for turn in range(2)
     ]
     parts = parts_of(pairs_of(answers, "suffix", None), token_weighted)
-    assert len(parts) == 8 and parts["s1"] == (16.0, 8.0)
+    assert len(parts) == FEWEST and parts["s1"] == (16.0, 8.0)
     whole = interval_of(parts)
     assert whole is not None and whole.low is not None
     halved = interval_of({name: (a / 2, b / 2) for name, (a, b) in parts.items()})

@@ -194,9 +194,9 @@ def test_answers_that_change_with_their_neighbours_are_found(
 
 
 def test_turns_build_on_the_plain_answers(folder: Path) -> None:
-    first = compared(folder, samples=samples("more", "again"), max_tokens=8)
+    first = compared(folder, samples=samples("more", "again"), max_tokens=8, num_turns=1)
     assert [one.question.turn for one in first] == [0] * 6
-    found = compared(folder, samples=samples("more", "again"), max_tokens=8, all_turns=True)
+    found = compared(folder, samples=samples("more", "again"), max_tokens=8)
     assert [one.question.turn for one in found] == [0, 1, 2] * 6
     assert is_lossless(found, forgives_ties=False)
     for before, after in pairwise(found):
@@ -215,7 +215,7 @@ def test_a_prompt_without_room_is_refused_before_anything_is_asked(folder: Path)
 
 
 def test_a_conversation_ends_where_the_context_does(folder: Path) -> None:
-    found = compared(folder, samples=samples("a" * 300, "a" * 300), all_turns=True, max_tokens=8)
+    found = compared(folder, samples=samples("a" * 300, "a" * 300), max_tokens=8)
     assert {one.question.turn for one in found} == {0, 1}
 
 

@@ -41,7 +41,6 @@ def test_a_server_is_compared_with_itself(server: RunningServer) -> None:
         drafters=("suffix", "prediction"),
         seeds=1,
         max_tokens=24,
-        all_turns=True,
         url=server.url,
     )
     data = run.equality().data
