@@ -29,6 +29,12 @@ class Question:
         """Unique among the answers of a run under one setting."""
         return self.sample.sample_id + (f", turn {self.turn + 1}" if self.turn else "")
 
+    @property
+    def head(self) -> dict[str, Any]:
+        """What a recorded answer is called by, and what it was drawn with."""
+        of = {"turn_of": self.sample.sample_id} if self.turn else {}
+        return {"id": self.answer_id, **of, "task": self.sample.task, "seed": self.seed}
+
 
 class Asker(Protocol):
     """Answers questions; `ask` raises ContextLengthExceeded for a prompt without room."""
@@ -39,4 +45,4 @@ class Asker(Protocol):
         """One answer. `plain` is the plain one, for drafters that have to know it."""
 
     def recorded(self, question: Question, reply: Reply) -> dict[str, Any]:
-        """The prompt and the answer, as `read_samples` reads them."""
+        """The prompt and the answer, as `read_samples` reads them but for its id and seed."""

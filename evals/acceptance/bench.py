@@ -82,7 +82,8 @@ class _SampleBench:
             answers += self._answers(replies, turn)
             if first in replies:
                 question = self._question(first.temperature)
-                recorded.append(self._asker.recorded(question, replies[first]))
+                said = self._asker.recorded(question, replies[first])
+                recorded.append({**question.head, **said})
             for setting, reply in replies.items():
                 if setting is self._first_of(setting.temperature):
                     self._said[setting.temperature] += (reply.text,)

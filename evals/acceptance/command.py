@@ -140,10 +140,10 @@ def _samples(
     files: Sequence[Path], has_code_edits: bool | None, per_task: int, tasks: Sequence[str]
 ) -> list[Sample]:
     from specdec.evals.data import questions
-    from specdec.evals.data.formats import read_samples
+    from specdec.evals.data.formats import read_all
     from specdec.evals.data.sample import first_of_each_task
 
-    samples = [sample for file in files for sample in read_samples(file)]
+    samples = read_all(files)
     if has_code_edits or (has_code_edits is None and not files):
         samples += questions.code_edits(per_task)
     return first_of_each_task(samples, per_task, tasks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import nan
 from typing import Any
 
 Data = Mapping[str, Any]
@@ -46,8 +47,14 @@ def heading(title: str, data: Data, *, but: str = "") -> str:
 
 
 def errors(intervals: Sequence[Mapping[str, Any]]) -> list[list[float]]:
-    """How far the bounds lie below and above the values, [2, n]; 0 without bounds."""
+    """How far the bounds lie below and above the values, [2, n]; NaN, not drawn, without bounds."""
     return [
-        [0.0 if item["low"] is None else item["value"] - item["low"] for item in intervals],
-        [0.0 if item["high"] is None else item["high"] - item["value"] for item in intervals],
+        [nan if item["low"] is None else item["value"] - item["low"] for item in intervals],
+        [nan if item["high"] is None else item["high"] - item["value"] for item in intervals],
     ]
+
+
+def speed_words(data: Data) -> str:
+    """What a speed axis says; a replay's speeds come from a curve of step costs."""
+    kind = "predicted decode speed" if data.get("step_cost") else "decode speed"
+    return f"{kind} over plain (below 1: loses)"

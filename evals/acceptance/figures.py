@@ -130,6 +130,7 @@ def _per_step(pairs: Sequence[Pair], counts: StepCounts | None) -> dict[str, Any
     draft_s = [pair.measured.draft_s for pair in pairs]
     # A first step is not timed: it is a part of the prefill.
     num_timed = counts.num_steps - sum(bool(pair.measured.num_first) for pair in pairs)
+    is_told = all(pair.measured.num_first is not None for pair in pairs)
     decode_s = sum(pair.measured.decode_s for pair in pairs)
     return {
         "steps": counts.num_steps,
@@ -142,7 +143,7 @@ def _per_step(pairs: Sequence[Pair], counts: StepCounts | None) -> dict[str, Any
         "draft_ms_per_step": None
         if None in draft_s
         else 1e3 * sum(filter(None, draft_s)) / counts.num_steps,
-        "step_ms": 1e3 * decode_s / num_timed if num_timed > 0 else None,
+        "step_ms": 1e3 * decode_s / num_timed if num_timed > 0 and is_told else None,
     }
 
 
@@ -150,8 +151,8 @@ def _positions(
     pairs: Sequence[Pair], counts: StepCounts, has_intervals: bool
 ) -> list[dict[str, Any]]:
     """By position from 1 on; `accepted_per_evaluated` is given that the one before is accepted."""
-    by_position = (counts.proposed, counts.verified, counts.evaluated, counts.accepted)
-    number = max(len(found or ()) for found in by_position)
+    judged = (counts.verified, counts.evaluated, counts.accepted)
+    number = max(len(found or ()) for found in judged)
     rows = []
     for index in range(number):
         accepted, evaluated = at(counts.accepted, index) or 0, at(counts.evaluated, index)
@@ -192,9 +193,17 @@ def _rate(
         if counts is None:
             return None
         below = counts.num_steps if of_steps else at(counts.evaluated, index)
-        return (at(counts.accepted, index) or 0, below or 0)
+        return (at(counts.accepted, index) or 0, below) if below else None
 
-    return _json(interval_of(parts_of(pairs, part)))
+    found = interval_of(parts_of(pairs, part))
+    return None if found is None else _share(found).as_json()
+
+
+def _share(found: Interval) -> Interval:
+    """Of what lies between 0 and 1, bounds do so too."""
+    if found.low is None or found.high is None:
+        return found
+    return Interval(found.value, max(0.0, found.low), min(1.0, found.high))
 
 
 def _mean_ms(seconds: Sequence[float]) -> float | None:

@@ -78,8 +78,6 @@ class InProcess:
     def recorded(self, question: Question, reply: Reply) -> dict[str, Any]:
         """See Asker."""
         return {
-            "id": question.answer_id,
-            "task": question.sample.task,
             "prompt_ids": self._prompt_ids(question),
             "output_ids": list(reply.token_ids or ()),
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from specdec.evals.acceptance.drawn import MOST, Data, drafting, errors, heading
+from specdec.evals.acceptance.drawn import MOST, Data, drafting, errors, heading, speed_words
 from specdec.evals.acceptance.sweep_plots import SWEEPS
 
 if TYPE_CHECKING:  # drawn only into a folder, and matplotlib is an extra
@@ -44,14 +44,19 @@ def by_position(data: Data) -> Figure:
     from specdec.evals.report.style import line_style, new_figure, tidy
 
     figure = new_figure(heading("Acceptance by position", data), data, width=11, height=5.5)
-    panels = figure.subplot_mosaic(
-        [["step", "evaluated"], ["step", "number"]], height_ratios=(3, 1)
+    is_judged = any(
+        row["evaluated"] for entry in drafting(data) for row in entry["all"]["positions"] or ()
     )
+    layout = "AB\nAC" if is_judged else "A\nA"
+    places = figure.subplot_mosaic(layout, height_ratios=(3, 1))
+    panels = dict(zip(("step", "evaluated", "number"), places.values(), strict=False))
     for index, entry in enumerate(drafting(data)[:MOST]):
         rows = (entry["all"]["positions"] or [])[:_MOST_POSITIONS]
         style = line_style(index)
         label = f"{entry['drafter']} (n = {entry['all']['steps']} steps)"
         _error_line(panels["step"], rows, "accepted_per_step", style, label)
+        if not is_judged:  # a server that does not tell
+            continue
         judged = [row for row in rows if (row["evaluated"] or 0) >= _FEWEST_JUDGED]
         _error_line(panels["evaluated"], judged, "accepted_per_evaluated", style, None)
         told = [(row["position"], row["evaluated"]) for row in judged]
@@ -60,10 +65,11 @@ def by_position(data: Data) -> Figure:
         tidy(axes)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     panels["step"].set(xlabel="position", ylabel="accepted / all steps", ylim=(0, 1.02))
-    panels["evaluated"].set(ylabel="accepted / steps that judged a guess there", ylim=(0, 1.02))
-    panels["number"].set(xlabel="position", ylabel="n judged", yscale="log")
-    panels["evaluated"].sharex(panels["number"])
-    panels["evaluated"].tick_params(labelbottom=False)
+    if is_judged:
+        panels["evaluated"].set(ylabel="accepted / steps that judged a guess there", ylim=(0, 1.02))
+        panels["number"].set(xlabel="position", ylabel="n judged", yscale="log")
+        panels["evaluated"].sharex(panels["number"])
+        panels["evaluated"].tick_params(labelbottom=False)
     panels["step"].legend(loc="upper right", fontsize=8)
     return figure
 
@@ -98,7 +104,7 @@ def by_task(data: Data) -> Figure:
     panels[0].set_ylabel("tokens per step")
     panels[-1].set_xticks(range(len(tasks)), tasks)
     if has_speed:
-        panels[1].set_ylabel("decode speed over plain\n(below 1: loses)")
+        panels[1].set_ylabel(speed_words(data).replace(" (", "\n("))
     figure.legend(
         *panels[0].get_legend_handles_labels(),
         loc="outside lower center",

@@ -116,7 +116,7 @@ class Server:
             said = {"text": sample.text, "output": reply.text}
         else:
             said = {"messages": sample.chat(question.answers), "output": reply.text}
-        return {"id": question.answer_id, "task": sample.task, **said}
+        return said
 
     def _body(self, question: Question, setting: Setting) -> tuple[str, dict[str, Any]]:
         body: dict[str, Any] = {

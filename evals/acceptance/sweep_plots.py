@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from specdec.evals.acceptance.drawn import MOST, Data, Entry, drafting, errors, heading
+from specdec.evals.acceptance.drawn import MOST, Data, Entry, drafting, errors, heading, speed_words
 
 if TYPE_CHECKING:  # drawn only into a folder, and matplotlib is an extra
     from matplotlib.figure import Figure
@@ -38,7 +38,7 @@ class SweepPlot:
             ("tokens per step", _tokens)
         ]
         if any(_speed(entry) for entry in entries):
-            parts.append(("decode speed over plain (below 1: loses)", _speed))
+            parts.append((speed_words(data), _speed))
         figure = new_figure(title, data, width=5.5 * len(parts), height=4.8)
         panels = figure.subplots(1, len(parts), squeeze=False)[0]
         drafters = list(dict.fromkeys(entry["drafter"] for entry in entries))[:MOST]

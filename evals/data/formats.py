@@ -46,7 +46,7 @@ _SPEC_BENCH_CATEGORIES = {
     "rag": ("rag",),
 }
 _PROMPTS = ("turns", "messages", "prompt", "text", "prompt_ids")
-_DEFAULT_TASK = "all"
+_DEFAULT_TASK, _TOTAL = "untold", "all"
 _MAX_TOKEN_ID = 2**31 - 1
 # What SPEED-Bench's file holds in place of texts that others own; a turn begins with it.
 _PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
@@ -130,6 +130,7 @@ def _sample(line: str, number: int) -> Sample:
     output, output_ids = _string(fields, "output"), _token_ids(fields, "output_ids")
     if sample.later_turns and (output is not None or output_ids is not None):
         raise _Wrong("a recorded answer belongs to one turn: leave out the later ones")
+    sample = replace(sample, turn_of=_string(fields, "turn_of"), seed=_seed(fields))
     if output is None and output_ids is None:
         return sample
     if sample.output is not None:
@@ -154,6 +155,13 @@ def _object(line: str) -> dict[str, Any]:
         except UnicodeEncodeError:
             raise _Wrong("a text holds half of a character: a \\ud... escape alone") from None
     return fields
+
+
+def _seed(fields: Mapping[str, Any]) -> int | None:
+    seed = fields.get("seed")
+    if seed is not None and (type(seed) is not int or not 0 <= seed < 2**64):
+        raise _Wrong("seed must be a number from 0 to 2**64 - 1")
+    return seed
 
 
 def _no_number(name: str) -> NoReturn:
@@ -242,6 +250,10 @@ def _task(fields: Mapping[str, Any]) -> str:
         category = fields.get("category")
     if category is not None and not _is_text(category):
         raise _Wrong("task must be text")
+    if category == _TOTAL:
+        raise _Wrong(
+            f"{_TOTAL!r} is what all tasks together are called: give the task another name"
+        )
     question = fields.get("question_id")
     for task, numbers in _SPEC_BENCH.items():
         if question in numbers and category in _SPEC_BENCH_CATEGORIES[task]:

@@ -18,7 +18,8 @@ class Sample:
 
     `messages` are a chat up to the first turn to be answered; `later_turns` are what the user says
     after each answer. Instead of messages there is `text`, a prompt without a chat template, or
-    `prompt_ids`. A recorded answer is `output` or `output_ids`.
+    `prompt_ids`. A recorded answer is `output` or `output_ids`; `turn_of` is the sample of whose
+    conversation it is a later turn, and `seed` what it was drawn with.
     """
 
     sample_id: str
@@ -29,6 +30,8 @@ class Sample:
     prompt_ids: tuple[int, ...] | None = None
     output: str | None = None
     output_ids: tuple[int, ...] | None = None
+    turn_of: str | None = None
+    seed: int | None = None
 
     def encode(self, tokenizer: Tokenizer, answers: Sequence[str] = ()) -> list[int]:
         """Token ids of the prompt after so many answers, one of which every turn got.

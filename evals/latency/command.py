@@ -70,7 +70,7 @@ def latency(
     as_json: AsJson = False,
 ) -> None:
     """One stream: first token, steps, tokens, memory, against the memory's floor and peers."""
-    from specdec.evals.data.formats import read_samples
+    from specdec.evals.data.formats import read_all
     from specdec.evals.data.sample import first_of_each_task
     from specdec.evals.latency import bench, trend
     from specdec.evals.latency.prompts import PROMPTS
@@ -90,7 +90,7 @@ def latency(
         threads=threads,
         kv_memory_mib=kv_memory_mib,
     )
-    samples = [sample for file in data or () for sample in read_samples(file)] or list(PROMPTS)
+    samples = read_all(data or ()) or list(PROMPTS)
     settings = LatencySettings(
         config,
         tuple(map(Side.parse, drafter or STANDARD)),

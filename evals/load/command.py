@@ -179,7 +179,7 @@ def _prompts(
     seed: int,
 ) -> tuple[Prompts, str]:
     """What is asked, and that in words."""
-    from specdec.evals.data.formats import read_samples
+    from specdec.evals.data.formats import read_all
     from specdec.evals.data.sample import first_of_each_task
     from specdec.evals.load.prompts import SamplePrompts, SyntheticPrompts
 
@@ -192,7 +192,7 @@ def _prompts(
         return made_up, f"{words}, answers of {output_lengths} tokens"
     if shared_prefix:
         raise UsageError("--shared-prefix is for prompts that are made up: leave out --data")
-    samples = [sample for file in files for sample in read_samples(file)]
+    samples = read_all(files)
     asked = first_of_each_task(samples, tasks=tasks)
     random.Random(seed).shuffle(asked)  # files have one task after the other
     names = ", ".join(file.name for file in files)

@@ -85,7 +85,7 @@ def _replay(
         if request.stats.disabled_drafters:
             names = ", ".join(request.stats.disabled_drafters)
             raise SpecdecError(
-                f"{recording.sample_id}: the drafter {names} failed; the log says why"
+                f"{recording.answer_id}: the drafter {names} failed; the log says why"
             )
         draft_s = sum(engine.drafter.seconds.values()) - before
         decode_s = 0.0 if cost is None else sum(_predicted_s(request, steps, draft_s, cost))
@@ -117,7 +117,7 @@ def _answer(
     return Answer(
         recording.sample_id,
         recording.task,
-        0,
+        recording.turn,
         setting.name,
         None,
         Measured(

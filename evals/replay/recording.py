@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,9 +23,12 @@ class Recording:
     """An answer that can be given again: `params` end it where it ended.
 
     An answer that closes with an end token ended by itself, every other one by its length.
+    `answer_id` is its own, `sample_id` that of its conversation, of which it is turn `turn`.
     """
 
+    answer_id: str
     sample_id: str
+    turn: int
     task: str
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
@@ -42,7 +46,7 @@ class Recording:
         elif setting.needs_answer:
             prediction_ids = with_edits(self.output_ids, self.params.seed or 0, vocab_size)
         return Request(
-            self.sample_id,
+            self.answer_id,
             self.prompt_ids,
             self.params,
             speculation=setting.limits,
@@ -62,10 +66,18 @@ def recordings(
             raise UsageError(
                 f"sample {sample.sample_id!r} has no recorded answer to replay: {HOW_TO_RECORD}"
             )
-    return [_recording(sample, loaded, max_tokens) for sample in samples]
+    turns: Counter[str] = Counter()
+    found = []
+    for sample in samples:
+        of = sample.turn_of or sample.sample_id
+        found.append(_recording(sample, of, turns[of], loaded, max_tokens))
+        turns[of] += 1
+    return found
 
 
-def _recording(sample: Sample, loaded: LoadedModel, max_tokens: int | None) -> Recording:
+def _recording(
+    sample: Sample, of: str, turn: int, loaded: LoadedModel, max_tokens: int | None
+) -> Recording:
     tokenizer = loaded.tokenizer
     assert tokenizer is not None, "a checkpoint has a tokenizer"
     try:
@@ -79,12 +91,15 @@ def _recording(sample: Sample, loaded: LoadedModel, max_tokens: int | None) -> R
     ends = [at for at, token_id in enumerate(output_ids) if token_id in loaded.eos_token_ids]
     ended_by_itself = ends == [len(output_ids) - 1]
     longest = loaded.max_model_len if ended_by_itself else len(output_ids)
+    seed = sample.seed
+    if seed is None:
+        seed = zlib.crc32(f"{of} {turn}".encode())  # that of a live run
     params = SamplingParams(
         max_tokens=min(longest, max_tokens or longest),
         ignore_eos=not ended_by_itself,
-        seed=zlib.crc32(f"{sample.sample_id} 0".encode()),  # that of a live run's first turn
+        seed=seed,
     )
-    return Recording(sample.sample_id, sample.task, tuple(prompt_ids), output_ids, params)
+    return Recording(sample.sample_id, of, turn, sample.task, tuple(prompt_ids), output_ids, params)
 
 
 def _check(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.config import EngineConfig
+from specdec.errors import UsageError
 from specdec.evals.acceptance.setting import Sweep
 from specdec.evals.data.sample import Sample
 from specdec.evals.replay.bench import replay_all
@@ -59,6 +60,8 @@ def run(settings: ReplaySettings, out: Path | None) -> Report:
     }
     # Without a curve there is nothing to say of plain decoding: it has one token per step.
     chosen = [item for item in settings.sweep.settings() if cost is not None or not item.is_plain]
+    if not chosen:
+        raise UsageError("plain decoding has nothing to replay: name a --drafter that drafts")
     costs = None if cost is None else _digest(cost.as_json())
     decisive = {**head, **asdict(settings.sweep), "recordings": _words(recorded), "costs": costs}
     journal = Journal(out / f"{NAME}.part.jsonl" if out else None, decisive)
@@ -71,7 +74,9 @@ def run(settings: ReplaySettings, out: Path | None) -> Report:
 
 
 def _words(recorded: Sequence[Recording]) -> str:
-    return _digest([(one.sample_id, one.task, one.prompt_ids, one.output_ids) for one in recorded])
+    return _digest(
+        [(one.answer_id, one.params.seed, one.prompt_ids, one.output_ids) for one in recorded]
+    )
 
 
 def _digest(found: Any) -> str:

@@ -63,7 +63,7 @@ READ: dict[str, tuple[dict[str, Any], Sample]] = {
     ),
     "chat": (
         {"messages": [{"role": "system", "content": "s"}, USER]},
-        Sample("line 1", "all", ({"role": "system", "content": "s"}, USER)),
+        Sample("line 1", "untold", ({"role": "system", "content": "s"}, USER)),
     ),
     "chat that goes on": (
         {"messages": [USER, ANSWER, USER], "id": 7, "task": "t"},
@@ -71,11 +71,11 @@ READ: dict[str, tuple[dict[str, Any], Sample]] = {
     ),
     "turns after a system prompt": (
         {"messages": [{"role": "system", "content": "s"}, USER, USER]},
-        Sample("line 1", "all", ({"role": "system", "content": "s"}, USER), ("Hi",)),
+        Sample("line 1", "untold", ({"role": "system", "content": "s"}, USER), ("Hi",)),
     ),
     "recorded chat": (
         {"messages": [USER, ANSWER]},
-        Sample("line 1", "all", (USER,), output="Hello"),
+        Sample("line 1", "untold", (USER,), output="Hello"),
     ),
     "prompt": (
         {"prompt": "p", "id": "x", "category": "c", "task": None},
@@ -83,16 +83,16 @@ READ: dict[str, tuple[dict[str, Any], Sample]] = {
     ),
     "recorded prompt": (
         {"prompt": "p", "output": ""},
-        Sample("line 1", "all", user("p"), output=""),
+        Sample("line 1", "untold", user("p"), output=""),
     ),
-    "text": ({"text": "t", "output": "o"}, Sample("line 1", "all", text="t", output="o")),
+    "text": ({"text": "t", "output": "o"}, Sample("line 1", "untold", text="t", output="o")),
     "token ids": (
         {"prompt_ids": [1, 2], "output_ids": [3]},
-        Sample("line 1", "all", prompt_ids=(1, 2), output_ids=(3,)),
+        Sample("line 1", "untold", prompt_ids=(1, 2), output_ids=(3,)),
     ),
     "fields that are null": (
         {"prompt": "p", "text": None, "id": None, "question_id": 5, "output": None},
-        Sample("5", "all", user("p")),
+        Sample("5", "untold", user("p")),
     ),
     "another's question of Spec-Bench's number": (
         {"question_id": 81, "category": "qa", "turns": ["a"]},

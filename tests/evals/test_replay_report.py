@@ -61,7 +61,13 @@ def test_a_replay_counts_what_the_live_run_counted(
     config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sweep = Sweep(("ngram", "suffix", "prediction", "synthetic=0.9:0.6:0.3"), (4, 16))
-    asked = acceptance.AcceptanceSettings(samples(None), sweep, config, max_tokens=MAX_TOKENS)
+    chats = [
+        Sample(f"c{at}", f"task {at % 2}", ({"role": "user", "content": text},), ("more", "again"))
+        for at, text in enumerate(TEXTS)
+    ]
+    asked = acceptance.AcceptanceSettings(
+        [*samples(None), *chats], sweep, config, max_tokens=MAX_TOKENS
+    )
     with monkeypatch.context() as patch:
         patch.setattr(plots, "drawable", lambda _: {})  # another test's business
         live = acceptance.run(asked, tmp_path)
@@ -82,6 +88,9 @@ def test_a_replay_counts_what_the_live_run_counted(
                 assert own[key] == other[key], (entry["name"], key)
             for row, like in zip(own["positions"], other["positions"], strict=True):
                 assert row["verified"] == like["verified"] and row["accepted"] == like["accepted"]
+    parts = {(one["of"], one["figure"]): one["parts"] for one in live.data["compared"]}
+    for one in found.data["compared"]:
+        assert one["parts"] == parts[one["of"], one["figure"]], "turns of a sample belong together"
     names = {file.name for file in tmp_path.iterdir()}
     assert {"replay.json", "replay.html", "replay-positions.png", "replay-steps.csv"} <= names
     assert {"replay-node-budget.png", "replay-accepted-lengths.png", "replay-sources.csv"} <= names
@@ -354,7 +363,7 @@ def test_the_command_prints_its_report(
     file.write_text(line(text="abab", output="abab") + line(text="cdcd", output="cdcd", task="c"))
     replay(data=[file], model=str(folder), drafter=["suffix"], node_budget="4", as_json=True)
     found = json.loads(capsys.readouterr().out)
-    assert found["tasks"] == ["all", "c"] and found["settings"][0]["drafter"] == "suffix"
+    assert found["tasks"] == ["untold", "c"] and found["settings"][0]["drafter"] == "suffix"
     replay(data=[file], model=str(folder), drafter=["suffix"], node_budget="4,8", task=["c"])
     shown = capsys.readouterr().out
     assert "1 recorded answers, 4 tokens" in shown and "suffix, 8 nodes" in shown
