@@ -17,20 +17,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
-from rich.console import Console
 
-from specdec.config import EngineConfig
 from specdec.errors import SpecdecError, UsageError
 from specdec.evals.report.compared import Compared
 from specdec.evals.report.intervals import Interval
-from specdec.evals.report.machine import machine_line, origin, target
-from specdec.evals.report.progress import duration, progress
+from specdec.evals.report.machine import machine_line, origin
 from specdec.evals.report.report import Report, ReportFolder, show
 from specdec.evals.report.spread import percentile
 from specdec.evals.report.style import bar_style, line_style, new_figure, tidy
 from specdec.evals.report.tables import Table, shown
 from tests.evals.test_journal import room_of
-from tests.toy import toy_model
 
 NASTY = '<b>&"|,\n\x1b[2Jé'
 VOID = {"meta", "img"}
@@ -273,82 +269,6 @@ def test_a_fault_while_writing_leaves_the_files_before(tmp_path: Path, fault: st
     ):
         folder.write(new)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
-
-
-# --- what it is from ---
-
-
-@pytest.mark.parametrize(
-    "given",
-    [["--api-key", "hush"], ["--api-key=hush"], ["--url", "u", "--api-key", "hush", "--json"]],
-)
-def test_a_servers_key_is_not_written_down(
-    given: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.argv", ["specdec", "eval", "lossless", *given])
-    command = origin()["command"]
-    assert "hush" not in command and "--api-key" in command
-    assert command.endswith("--json") == ("--json" in given)
-
-
-def test_the_origin_has_date_command_machine_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["/x/specdec", "eval", "acceptance", "--task", "code edit"])
-    found = origin("numpy", "not-installed-anywhere")
-    assert list(found) == ["date", "command", "machine"]
-    assert found["command"] == "specdec eval acceptance --task 'code edit'"
-    versions = found["machine"]["versions"]
-    assert list(versions) == ["specdec-server", "torch", "numpy"]
-    assert found["machine"]["cores"] >= 1
-    assert "numpy" in machine_line(found["machine"])
-    json.dumps(found, allow_nan=False)
-
-
-def test_the_target_names_model_and_precisions() -> None:
-    config = EngineConfig(model="some", weights="fp32", kv="fp32")
-    model = toy_model().model
-    assert target(config, model) == {
-        "model": "some",
-        "weights": "fp32",
-        "kv": "fp32",
-        "backend": "torch",
-    }
-
-
-# --- progress ---
-
-
-def test_where_there_is_no_terminal_a_line_now_and_then_says_what_is_left(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    now = 0.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    with progress(5) as advance:
-        for seconds, name in ((12, "a"), (20, "b"), (21, "c"), (84, "d"), (100, "e")):
-            now = seconds
-            advance(name)
-    assert capsys.readouterr().err.splitlines() == [
-        "1/5: a",  # nothing is finished yet
-        "4/5: d; 56 s left",  # 84 s for three, two are left
-        "5/5: e; 25 s left",
-    ]
-    assert [duration(89), duration(90)] == ["89 s", "2 min"]
-
-
-def test_on_a_terminal_names_are_not_taken_for_markup(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = StringIO()
-    screen.isatty = lambda: True  # type: ignore[method-assign]
-    monkeypatch.setattr(sys, "stderr", screen)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(
-        "rich.console.Console", lambda **_: Console(file=screen, force_terminal=True, width=200)
-    )
-    with progress(3) as advance:
-        for name in ("one", "two", "[/red] three"):
-            advance(name)
-    said = screen.getvalue()
-    assert "measuring" in said
-    assert "[/red] three" in said
-    assert "67%" in said
 
 
 # --- percentiles ---
