@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specdec.config import DEFAULT_MODEL, EngineConfig
-from specdec.errors import UsageError
-from specdec.evals.report.options import ApiKey, Data, Out, PerTask, Task, Turns
+from specdec.evals.report.options import ApiKey, Data, Out, PerTask, Task, Turns, given_of, refuse
 from specdec.options import (
     DEFAULTS,
     AsJson,
@@ -96,7 +95,11 @@ def acceptance(
     as_json: AsJson = False,
 ) -> None:
     """Tokens per step, acceptance and speed of drafters by task. Exit code 1 if answers differ."""
-    _check_options(context, url)
+    given = given_of(context)
+    if url is None:
+        refuse(_OF_A_SERVER, given, "is a server's: use it with --url")
+    else:
+        refuse(_OF_THE_ENGINE, given, "is for the start of a server: use it without --url")
     config = EngineConfig(
         model=model,
         weights=weights,  # type: ignore[arg-type]  # validated by EngineConfig
@@ -160,17 +163,3 @@ def _sweep(
         numbers("--depth", depths, int) if depths else (None,),
         numbers("--temperature", temperatures, float),
     )
-
-
-def _check_options(context: typer.Context, url: str | None) -> None:
-    """An option that would change nothing is a mistake."""
-    given = {
-        name
-        for name in (*_OF_THE_ENGINE, *_OF_A_SERVER)
-        if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"
-    }
-    for name in _OF_THE_ENGINE if url else _OF_A_SERVER:
-        if name in given:
-            option = f"--{name.replace('_', '-')}"
-            why = "is for the start of a server" if url else "is a server's"
-            raise UsageError(f"{option} {why}: use it {'without' if url else 'with'} --url")

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 from specdec.errors import UsageError
 from specdec.evals.client.exchange import Arrival, Exchange, Outcome
 from specdec.metrics import SpeculationStats
 
+if TYPE_CHECKING:  # an extra
+    from aiohttp import ClientResponse
+
 OVERLOADED = (429, 503)
+_KEY_WANTED = (401, 403)
 _DONE = "[DONE]"
 _LONGEST_ERROR = 300  # characters of a server's error that are kept
 
@@ -78,21 +82,26 @@ class Endpoint:
         """What a GET answers. Raises UsageError, with the status, for what is not JSON."""
         try:
             async with self._session.get(self.root + path) as answer:
-                if answer.status != 200:
-                    raise UsageError(f"{self.root}{path} answers {answer.status}")
-                return json.loads(await answer.read())
+                return await self._json(answer, path)
         except (self._aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise UsageError(f"no server answers at {self.root}{path}: {error}") from None
+            reason = str(error) or "it took too long"
+            raise UsageError(f"no server answers at {self.root}{path}: {reason}") from None
 
     async def post_json(self, path: str, body: Mapping[str, Any]) -> Any:
         """What a POST answers that is no stream. Raises UsageError for what is not JSON."""
         try:
             async with self._session.post(self.root + path, json=body) as answer:
-                if answer.status != 200:
-                    raise UsageError(f"{self.root}{path} answers {answer.status}")
-                return json.loads(await answer.read())
+                return await self._json(answer, path)
         except (self._aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise UsageError(f"no server answers at {self.root}{path}: {error}") from None
+            reason = str(error) or "it took too long"
+            raise UsageError(f"no server answers at {self.root}{path}: {reason}") from None
+
+    async def _json(self, answer: ClientResponse, path: str) -> Any:
+        if answer.status == 200:
+            return json.loads(await answer.read())
+        words = (await answer.text())[:_LONGEST_ERROR].strip()
+        hint = "; give its --api-key" if answer.status in _KEY_WANTED else ""
+        raise UsageError(f"{self.root}{path} answers {answer.status}{hint}: {words}")
 
     async def get_text(self, path: str) -> str | None:
         """What a GET answers, as `/metrics`; None if the server has no such route."""
@@ -102,19 +111,16 @@ class Endpoint:
         except (self._aiohttp.ClientError, TimeoutError):
             return None
 
-    async def ask(
-        self, route: str, body: Mapping[str, Any], on_first: Callable[[], None] | None = None
-    ) -> Exchange:
+    async def ask(self, route: str, body: Mapping[str, Any]) -> Exchange:
         """Send one request below /v1 and read its stream to the end; nothing is raised.
 
-        The stream is asked to count tokens as it goes (vLLM's continuous_usage_stats). `on_first`
-        is called when the first text or token arrives.
+        The stream is asked to count tokens as it goes (vLLM's continuous_usage_stats).
         """
         options = {"include_usage": True}
         if self.asks_counts:
             options["continuous_usage_stats"] = True
         asked = {**body, "stream": True, "stream_options": options}
-        reader = StreamReader(on_first)
+        reader = StreamReader()
         status, outcome, error = 0, "ok", ""
         sent_at = time.perf_counter()
         reader.begin(sent_at)
@@ -140,8 +146,7 @@ class StreamReader:
     Example: `reader.begin(0.0); reader.take(b"data: [DONE]", 0.5)`.
     """
 
-    def __init__(self, on_first: Callable[[], None] | None = None) -> None:
-        self._on_first = on_first
+    def __init__(self) -> None:
         self._arrivals: list[Arrival] = []
         self._parts: list[str] = []
         self._token_ids: list[int] = []
@@ -196,8 +201,6 @@ class StreamReader:
                 self._num_counted = usage["completion_tokens"]
                 is_content = is_content or num_new > 0
         if is_content:
-            if self._on_first is not None and not self._arrivals:
-                self._on_first()
             self._parts.append(text)
             self._arrivals.append(Arrival(now - self._sent_at, num_new))
 

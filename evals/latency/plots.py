@@ -128,7 +128,7 @@ def plot_speed(data: Data) -> Figure:
     figure = new_figure("Tokens per second, end to end", data, width=11, height=height)
     panels = figure.subplots(num_lines, num_columns, squeeze=False, sharey=True).flat
     for axes, (prompt, summary) in zip(panels, prompts.items(), strict=False):
-        _speeds(axes, summary["contenders"])
+        _speeds(axes, summary)
         axes.set_title(prompt, fontsize=10)
     for axes in list(figure.axes)[len(prompts) :]:
         axes.set_visible(False)
@@ -137,20 +137,29 @@ def plot_speed(data: Data) -> Figure:
     return figure
 
 
-def _speeds(axes: Axes, by_name: Mapping[str, Any]) -> None:
-    plain = by_name[PLAIN.name]["tokens_per_second"]
+def _speeds(axes: Axes, summary: Mapping[str, Any]) -> None:
+    by_name = summary["contenders"]
     for place, (name, row) in enumerate(by_name.items()):
         speed = row["tokens_per_second"]
         around = [[max(0.0, speed - row["min"])], [max(0.0, row["max"] - speed)]]
         style = bar_style(1 if name != short(name) else 5)  # ours, others'
         axes.barh(place, speed, 0.7, xerr=around, ecolor="0.3", capsize=2, **style)
-        text = f"  {speed:g}" if name == PLAIN.name else f"  {speed:g}  ({speed / plain:.2f}x)"
+        ratio = over_plain(summary["ratios"], name)  # of rounds, as the table has it
+        text = f"  {speed:g}" if ratio is None else f"  {speed:g}  ({ratio:.2f}x)"
         axes.text(max(speed, row["max"]), place, text, va="center", fontsize=8)
     axes.set_xlim(right=1.3 * max(row["max"] for row in by_name.values()))
     axes.set_yticks(range(len(by_name)), list(map(short, by_name)), fontsize=8)
     if not axes.yaxis_inverted():
         axes.invert_yaxis()
     tidy(axes)
+
+
+def over_plain(ratios: Mapping[str, float], name: str) -> float | None:
+    """A contender's speed over plain decoding's, whichever way the ratio was taken."""
+    if (own := ratios.get(f"{name} / {PLAIN.name}")) is not None:
+        return own
+    other = ratios.get(f"{PLAIN.name} / {name}")
+    return 1 / other if other else None
 
 
 FIGURES: dict[str, Callable[[Data], Figure]] = {

@@ -12,7 +12,7 @@ import typer
 
 from specdec.config import DEFAULT_MODEL, EngineConfig
 from specdec.errors import UsageError
-from specdec.evals.report.options import ApiKey, Data, Out, Task
+from specdec.evals.report.options import ApiKey, Data, Out, Task, given_of, refuse
 from specdec.options import (
     DEFAULTS,
     AsJson,
@@ -32,7 +32,15 @@ if TYPE_CHECKING:
     from specdec.evals.load.prompts import Prompts
 
 
+_OF_A_SERVER = (
+    *("max_running", "drafter", "node_budget", "control", "weights", "kv", "backend", "threads"),
+    *("kv_memory_mib", "model"),
+)
+_OF_URLS = ("api_key", "served_model")
+
+
 def load(
+    context: typer.Context,
     url: Annotated[
         str | None,
         typer.Option(help="OpenAI-compatible server to ask; default: start one of our own."),
@@ -61,8 +69,8 @@ def load(
     warmup: Annotated[
         int | None,
         typer.Option(
-            help="Requests before the counted ones; default: until every client has a token, or a "
-            "tenth with --rate.",
+            help="Requests before the counted ones; default: until every client has an answer, or "
+            "a tenth with --rate.",
             min=0,
         ),
     ] = None,
@@ -127,8 +135,13 @@ def load(
             raise UsageError(f"{option} must be more than 0, not {number}")
     if requests is not None and duration is not None:
         raise UsageError("choose --requests or --duration")
-    if url is None and served_model is not None:
-        raise UsageError("--served-model belongs to --url; a server of our own has --model")
+    given = given_of(context)
+    if url is None:
+        refuse(_OF_URLS, given, "needs --url; a server of our own has --model")
+    else:
+        refuse(_OF_A_SERVER, given, "is for the start of a server: use it without --url")
+    if rate is None:
+        refuse(("burstiness",), given, "is of the arrivals of --rate")
     config = None
     if url is None:
         config = EngineConfig(

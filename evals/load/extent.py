@@ -17,7 +17,7 @@ class Extent:
     Without either, `at` says how many requests a level has.
 
     `warmup` requests are sent first and not counted. None leaves it to the kind of loop: a closed
-    one counts from the moment when each of its clients has had a token, an open one sends a tenth
+    one counts from the moment when each of its clients has had an answer, an open one sends a tenth
     as many requests as it counts, at least one.
 
     Example: `Extent(requests=64, warmup=8)`.

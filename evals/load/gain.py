@@ -21,7 +21,8 @@ def gains(levels: Sequence[Mapping[str, Any]]) -> dict[str, dict[float, float]]:
     off = {level["load"]: level["output_throughput"] for level in levels if level["is_off"]}
     found: dict[str, dict[float, float]] = {}
     for level in levels:
-        if not level["is_off"] and off.get(level["load"]) and level["completed"]:
+        is_told = level["output_throughput"] is not None
+        if not level["is_off"] and off.get(level["load"]) and level["completed"] and is_told:
             ratio = level["output_throughput"] / off[level["load"]]
             found.setdefault(level["label"], {})[level["load"]] = ratio
     return found
@@ -30,12 +31,12 @@ def gains(levels: Sequence[Mapping[str, Any]]) -> dict[str, dict[float, float]]:
 def crossover(gain: Mapping[float, float]) -> float | None:
     """The load at which the gain falls below 1, on a straight line over the loads' logarithms.
 
-    None if it never does; 0 if it is below 1 at the lowest load already.
+    None if it never does; 0 if it is below 1 at every load.
 
     Example: `crossover({1.0: 1.5, 4.0: 0.5})` is 2.0.
     """
     loads = sorted(gain)
-    if loads and gain[loads[0]] < 1:
+    if loads and max(gain.values()) < 1:
         return 0.0
     for before, after in pairwise(loads):
         if gain[before] >= 1 > gain[after]:

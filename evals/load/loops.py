@@ -17,7 +17,7 @@ from specdec.evals.load.load_run import LoadRun, Sent
 MAX_ERRORS = 20  # in a row; a server that fails so often will not recover within the level
 PAUSE_S = 0.1  # of a client that was refused: it would only ask the same again
 
-Send = Callable[[int, Callable[[], None]], Awaitable[Exchange]]  # index, told of the first token
+Send = Callable[[int], Awaitable[Exchange]]  # of the index-th request
 Clock = Callable[[], float]
 
 
@@ -63,10 +63,8 @@ class _Loop(ABC):
     async def run(self) -> None:
         """Until the last answer has ended."""
 
-    async def _one(
-        self, index: int, due_at: float, is_counted: bool, on_first: Callable[[], None]
-    ) -> Exchange:
-        exchange = await self._send(index, on_first)
+    async def _one(self, index: int, due_at: float, is_counted: bool) -> Exchange:
+        exchange = await self._send(index)
         self.sent.append(Sent(index, due_at, exchange, is_counted))
         self._num_errors = self._num_errors + 1 if exchange.outcome == "error" else 0
         if self._num_errors >= MAX_ERRORS:
@@ -87,7 +85,7 @@ class ClosedLoop(_Loop):
         super().__init__(send, clock)
         self._concurrency, self._extent = concurrency, extent
         self._num_sent = self._num_counted = self._num_open = 0
-        self._begun: set[int] = set()  # clients that have had a token
+        self._answered: set[int] = set()  # clients that have had an answer
 
     async def run(self) -> None:
         """Until the last answer has ended."""
@@ -100,8 +98,8 @@ class ClosedLoop(_Loop):
             self._num_sent += 1
             self._num_counted += is_counted
             self._num_open += is_counted
-            exchange = await self._one(index, due_at, is_counted, lambda: self._has_begun(number))
-            self._has_begun(number)
+            exchange = await self._one(index, due_at, is_counted)
+            self._has_answered(number)
             self._num_open -= is_counted
             due_at = self._clock()
             if exchange.outcome != "ok" and not self._is_over():
@@ -115,9 +113,12 @@ class ClosedLoop(_Loop):
             self.begin_at = self._clock()
         return self.begin_at is not None and not self._is_full()
 
-    def _has_begun(self, number: int) -> None:
-        self._begun.add(number)
-        is_all = len(self._begun) == self._concurrency
+    def _has_answered(self, number: int) -> None:
+        """Counting begins with the end of an answer, as it ends: between a first token and an end
+        there are more tokens than the time has room for.
+        """
+        self._answered.add(number)
+        is_all = len(self._answered) == self._concurrency
         if is_all and self.begin_at is None and self._extent.warmup is None:
             self.begin_at = self._clock()
 
@@ -156,10 +157,6 @@ class OpenLoop(_Loop):
             await asyncio.sleep(max(0.0, start + at - self._clock()))
             if self.stopped:
                 break
-            answer = self._one(index, start + at, index >= num_warmup, _ignore)
+            answer = self._one(index, start + at, index >= num_warmup)
             tasks.append(asyncio.create_task(answer))
         await asyncio.gather(*tasks)
-
-
-def _ignore() -> None:
-    """The schedule waits for no token."""

@@ -39,7 +39,11 @@ def frontier(data: Data) -> Figure:
     figure = new_figure("Throughput against latency", data)
     axes = figure.subplots()
     for number, (label, levels) in enumerate(by_label(data["levels"]).items()):
-        kept = [level for level in levels if level["median_tpot_ms"]]  # 0: it all came at once
+        kept = [  # 0: it all came at once
+            level
+            for level in levels
+            if level["median_tpot_ms"] and level["output_throughput"] is not None
+        ]
         times = [level["median_tpot_ms"] for level in kept]
         rates = [level["output_throughput"] for level in kept]
         axes.plot(times, rates, label=label, **line_style(number))

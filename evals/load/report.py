@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.evals.load.gain import crossover, gains
-from specdec.evals.load.knee import knee
+from specdec.evals.load.knee import MAX_REFUSED, knee
 from specdec.evals.load.summary import without_details
 from specdec.evals.report.compared import Compared
 from specdec.evals.report.intervals import Interval
@@ -74,14 +74,17 @@ def by_label(levels: Sequence[Level]) -> dict[str, list[Level]]:
 def knee_of(levels: Sequence[Level]) -> float | None:
     """The load at the knee of one series, in rising order; None if there is none yet."""
     found = knee(
-        [level["output_throughput"] for level in levels],
+        [level["output_throughput"] or 0.0 for level in levels],
         [_seconds(level["mean_e2el_including_client_queue_ms"]) for level in levels],
-        [
-            (level["overloaded"] + level["failed"]) / max(1, level["num_prompts"])
-            for level in levels
-        ],
+        list(map(_refused, levels)),
     )
     return None if found is None else float(levels[found]["load"])
+
+
+def _refused(level: Level) -> float:
+    """The share of requests that got no answer."""
+    share: float = (level["overloaded"] + level["failed"]) / max(1, level["num_prompts"])
+    return share
 
 
 def _seconds(ms: float | None) -> float | None:
@@ -112,7 +115,8 @@ def _compared(level: Level) -> Iterator[Compared]:
         "mean_ttft_ms": [(1e3 * seconds, 1.0) for seconds in level["ttfts"]],
         "mean_itl_ms": [(1e3 * sum(gaps), float(len(gaps))) for gaps in level["itls"]],
     }
-    yield Compared(of, "output tokens/s", Interval(level["output_throughput"]))
+    if level["output_throughput"] is not None:
+        yield Compared(of, "output tokens/s", Interval(level["output_throughput"]))
     if level["request_goodput"] is not None:
         yield Compared(of, "goodput requests/s", Interval(level["request_goodput"]))
     for key, parts in by_request.items():
@@ -144,6 +148,8 @@ def _lines(data: Mapping[str, Any]) -> Iterator[str]:
         yield _gain_line(label, gain["crossover"], unit(levels))
     if settings["goals"]:
         yield f"goodput counts answers with {settings['goals']}"
+    if any(level["completed"] and level["output_throughput"] is None for level in levels):
+        yield "the server gives no token counts, so there are no rates of tokens"
     if any(level["num_without_counts"] for level in levels):
         yield "ITL is missing where the server does not count tokens as it sends them"
     if refused := levels[0]["refused_fields"]:
@@ -154,6 +160,8 @@ def _lines(data: Mapping[str, Any]) -> Iterator[str]:
 def _knee_line(label: str, load: float | None, what: str, levels: Sequence[Level]) -> str:
     start = f"{label}: " if label else ""
     if load is None:
+        if not any(level["completed"] and _refused(level) <= MAX_REFUSED for level in levels):
+            return f"{start}no level was served well enough to look for a knee"
         return f"{start}no knee up to {_amount(levels[-1]['load'], what)}"
     found = _amount(load, what)
     return f"{start}the knee is at {found}: more load costs more time than it brings tokens"
@@ -161,15 +169,17 @@ def _knee_line(label: str, load: float | None, what: str, levels: Sequence[Level
 
 def _gain_line(label: str, load: float | None, what: str) -> str:
     if load is None:
-        return f"{label}: drafting pays at every load measured"
+        return f"{label}: drafting pays at the highest load measured"
     if not load:
-        return f"{label}: drafting does not pay, from the lowest load on"
+        return f"{label}: drafting does not pay at any load measured"
     return f"{label}: drafting pays up to about {_amount(load, what)}"
 
 
 def _warnings(levels: Sequence[Level]) -> Iterator[str]:
     for level in levels:
         name = ", ".join(filter(None, (level["label"], level["level"])))
+        if level["first_error"]:
+            yield f"{name}: {level['failed']} failed, the first: {level['first_error']}"
         for warning in (
             level["client"]["warning"],
             level["disagreement"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -66,11 +66,11 @@ class Sender:
     def of(self, series: Series, level: Level) -> Send:
         """Sends the index-th request of a level."""
 
-        async def send(index: int, on_first: Callable[[], None]) -> Exchange:
+        async def send(index: int) -> Exchange:
             salt = f"{self._run} {series.label} {level.name} {self._prompts.visit(index)}"
             ask = self._prompts.ask(level.name, index)
             body = self._body(ask, series.fields, salt, self.refused)
-            return await self._endpoint.ask(ask.route, body, on_first)
+            return await self._endpoint.ask(ask.route, body)
 
         return send
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import http.client
 import json
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +22,8 @@ from specdec.errors import EngineStopped, SpecdecError
 SERVE = "from specdec.cli import main; main()"
 SLOW_CHOICES, SLOW_TOKENS, SLOW_LOGPROBS = 8, 192, 20  # some 4 MB, more than sockets take in
 WAIT_S = 120.0
+_SIGNAL_OF_PARENTS_DEATH = 1  # PR_SET_PDEATHSIG
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded before a process is forked
 TOKEN_MARK = b'"delta":{"content":"'  # the chunk that opens an answer has the role there first
 LONGEST_TAIL = len(TOKEN_MARK) - 1  # so much of a mark may come without its end
 
@@ -66,6 +70,7 @@ class Served:
             [sys.executable, "-P", "-c", SERVE, "serve", "--port", "0", *_options(config)],
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=_end_with_parent,
         )
         try:
             yield cls(process, _url(process))
@@ -115,6 +120,12 @@ class Served:
                 connection.request("GET", "/version")
                 connection.getresponse().read()
             yield
+
+
+def _end_with_parent() -> None:
+    """A measurement that is killed leaves no server to falsify the next one (Linux)."""
+    if _LIBC is not None:
+        _LIBC.prctl(_SIGNAL_OF_PARENTS_DEATH, signal.SIGTERM)
 
 
 def _body(prompt: str, max_tokens: int, **more: object) -> bytes:

@@ -65,6 +65,9 @@ def summarize(
         "completed": outcomes["ok"],
         "failed": outcomes["error"],
         "overloaded": outcomes["overloaded"],
+        "first_error": next(
+            (one.exchange.error for one in counted if one.exchange.outcome == "error"), None
+        ),
         "total_input_tokens": sum(one.exchange.num_prompt for one in well),
         "total_output_tokens": sum(one.exchange.num_output for one in well),
         **_rates(run, described, well),
@@ -104,10 +107,12 @@ def _rates(run: LoadRun, described: Described, well: Sequence[Sent]) -> dict[str
     by_second: defaultdict[int, float] = defaultdict(float)
     for at, count in tokens:
         by_second[math.floor(at - run.begin_at)] += count
-    per_second = num_output / seconds if seconds > 0 else 0.0
+    # A server that counts nothing leaves rates unknown, which is not none.
+    is_told = any(one.exchange.num_output for one in well) or not well
+    per_second = (num_output / seconds if seconds > 0 else 0.0) if is_told else None
     requests = num_ended / seconds if seconds > 0 else 0.0
     goodput = cost = None
-    if described.goals is not None:
+    if described.goals is not None and is_told:
         good = sum(described.goals.is_met(one.exchange) for one in well)
         goodput = requests * good / len(well) if well else 0.0
     if described.price is not None and per_second:
@@ -116,8 +121,10 @@ def _rates(run: LoadRun, described: Described, well: Sequence[Sent]) -> dict[str
         "request_throughput": requests,
         "request_goodput": goodput,
         "output_throughput": per_second,
-        "total_token_throughput": per_second + (num_prompt / seconds if seconds > 0 else 0.0),
-        "max_output_tokens_per_s": max(by_second.values(), default=0.0),
+        "total_token_throughput": None
+        if per_second is None
+        else per_second + (num_prompt / seconds if seconds > 0 else 0.0),
+        "max_output_tokens_per_s": max(by_second.values(), default=0.0) if is_told else None,
         "max_concurrent_requests": peak_concurrency(run.sent),
         "cost_per_million_output_tokens": cost,
     }

@@ -78,6 +78,8 @@ def _series(key: str, name: str, config: EngineConfig | None) -> Series:
         except TypeError:
             raise UsageError(f"--sweep {label}: {key} does not take that value") from None
         return Series(label, {}, swept, is_off)
+    if key in ("stream", "stream_options"):
+        raise UsageError(f"--sweep {key}: answers are always streamed, for the times of tokens")
     if key == "drafters":
         names = {"enabled": False} if is_off else {"drafters": name.split("+")}
         return Series(label, {"speculation": names}, config, is_off)

@@ -67,6 +67,14 @@ def compare_all(
     ]
 
 
+def num_turns(settings: LosslessSettings) -> int:
+    """Turns of all conversations; those that the context has no room for are not asked.
+
+    Example: `num_turns(settings) - len(compare_all(settings, ...)) // len(settings.settings)`.
+    """
+    return sum(_num_turns(settings, question) for question in _first_turns(settings))
+
+
 class _Runner:
     """Answers by question, from the journal or asked for now."""
 
@@ -79,8 +87,7 @@ class _Runner:
 
     @property
     def most_answers(self) -> int:
-        turns = [_num_turns(self._settings, question) for question in _first_turns(self._settings)]
-        return sum(turns) * (1 + len(self._settings.settings))
+        return num_turns(self._settings) * (1 + len(self._settings.settings))
 
     def plain(self, advance: Callable[[str], None]) -> dict[Question, Answer]:
         """One at a time, turn after turn."""

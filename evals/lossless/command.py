@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
 from typing import Annotated
 
 import typer
 
 from specdec.config import DEFAULT_MODEL, EngineConfig
 from specdec.errors import UsageError
-from specdec.evals.report.options import ApiKey, Data, Out, PerTask, Task, Turns
+from specdec.evals.report.options import ApiKey, Data, Out, PerTask, Task, Turns, given_of, refuse
 from specdec.options import (
     DEFAULTS,
     AsJson,
@@ -29,7 +29,7 @@ _OF_ENGINES = (
     *("node_budget", "control", "verification", "weights", "kv", "device", "backend"),
     *("threads", "max_model_len", "kv_memory_mib"),
 )
-_OF_URLS = ("against", "api_key")
+_OF_URLS = ("against", "against_key", "api_key")
 _OF_EQUALITY = ("seeds", "turns", "max_tokens", "tie_margin")
 _OF_DISTRIBUTIONS = ("draws",)
 
@@ -68,6 +68,7 @@ def lossless(
         str | None, typer.Option(help="Another server, for the answers without speculation.")
     ] = None,
     api_key: ApiKey = None,
+    against_key: Annotated[str | None, typer.Option(help="Key of --against.")] = None,
     node_budget: NodeBudget = DEFAULTS.node_budget,
     control: Annotated[
         str, typer.Option(help="fixed: always verify the budget; adaptive: as many as pay.")
@@ -88,15 +89,17 @@ def lossless(
     as_json: AsJson = False,
 ) -> None:
     """Whether speculation changes the answers. Exit code 1 if it does."""
-    given = _given(context)
+    given = given_of(context)
+    if tie_margin is not None and not math.isfinite(tie_margin):
+        raise UsageError(f"--tie-margin must be a number, not {tie_margin}")
     if url is not None:
-        _refuse(given, _OF_ENGINES, "is of engines in this process, not of a server at --url")
+        refuse(_OF_ENGINES, given, "is of engines in this process, not of a server at --url")
     else:
-        _refuse(given, _OF_URLS, "needs --url")
+        refuse(_OF_URLS, given, "needs --url")
     if distribution:
-        _refuse(given, _OF_EQUALITY, "does not go with --distribution")
+        refuse(_OF_EQUALITY, given, "does not go with --distribution")
     else:
-        _refuse(given, _OF_DISTRIBUTIONS, "needs --distribution")
+        refuse(_OF_DISTRIBUTIONS, given, "needs --distribution")
 
     from specdec.evals.data.formats import read_all
     from specdec.evals.data.questions import code_edits
@@ -141,6 +144,7 @@ def lossless(
         url=url,
         against=against,
         api_key=api_key,
+        against_key=against_key,
         model=model,
         deterministic=deterministic,
         out=out,
@@ -149,15 +153,3 @@ def lossless(
     show(report, as_json=as_json)
     if not report.data["is_lossless"]:
         raise typer.Exit(1)
-
-
-def _given(context: typer.Context) -> set[str]:
-    """Options that the user wrote."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
-
-
-def _refuse(given: Collection[str], names: Collection[str], why: str) -> None:
-    for name in names:
-        if name in given:
-            raise UsageError(f"--{name.replace('_', '-')} {why}")

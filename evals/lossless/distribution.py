@@ -100,8 +100,8 @@ class Found:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether no test says otherwise."""
-        return not any(test.is_different for test in self.tests)
+        """Whether there were tests and none says otherwise."""
+        return bool(self.tests) and not any(test.is_different for test in self.tests)
 
 
 def compare_draws(
@@ -154,7 +154,7 @@ class _Drawer:
     def draw(self, setting: str, seeds: range, plain: Drawn | None) -> Drawn:
         """plain: what drafters may expect."""
         self.advance(f"{setting}, {self.sample.task}")
-        key = f"{setting}, {self.number}, temperature {self.temperature:g}"
+        key = f"{setting}, {self.number}, temperature {self.temperature!r}"
         if key not in self.journal:
             self.journal.add(key, self._draw(setting, seeds, plain).as_json())
         return Drawn.from_json(self.journal[key])

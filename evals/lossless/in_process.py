@@ -27,7 +27,8 @@ class InProcess:
     """A Respondent whose settings are drafters as `--drafter` takes them.
 
     Plain answers come from an engine of their own that drafts nothing and, unless
-    `caches_prompts`, computes every prompt anew. `loaded` replaces what the configuration names.
+    `caches_prompts`, computes every prompt anew. Engines of `settings` are made at once, so that a
+    drafter that cannot be had is told before anything is asked. `loaded` replaces what the configuration names.
 
     Example: `InProcess(EngineConfig()).ask("ngram", asked, 4, begun, done)`.
     """
@@ -37,6 +38,7 @@ class InProcess:
         config: EngineConfig,
         *,
         caches_prompts: bool = False,
+        settings: Sequence[str] = (),
         loaded: LoadedModel | None = None,
     ) -> None:
         self._config = config
@@ -50,6 +52,8 @@ class InProcess:
             prefix_cache=caches_prompts,
         )
         self._engines = {PLAIN: Engine(plain, loaded=self.loaded)}
+        for setting in settings:
+            self._engine(setting)
 
     def fits(self, question: Question) -> bool:
         """See Respondent."""

@@ -30,7 +30,7 @@ class Question:
     @property
     def key(self) -> str:
         """Its name among the questions of a run."""
-        return f"{self.number} turn {self.turn} temperature {self.temperature:g} seed {self.seed}"
+        return f"{self.number} turn {self.turn} temperature {self.temperature!r} seed {self.seed}"
 
     @property
     def name(self) -> str:

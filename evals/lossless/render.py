@@ -90,8 +90,11 @@ def make_report(
     *,
     tie_margin: float,
     forgives_ties: bool,
+    num_skipped: int = 0,
 ) -> Report:
-    """head: the first entries of the report's data. `forgives_ties`: see `is_lossless`."""
+    """head: the first entries of the report's data. `forgives_ties`: see `is_lossless`;
+    `num_skipped` turns were not asked for want of room.
+    """
     tallies = tallies_of(comparisons)
     has_tokens = all(
         one.plain.token_ids is not None and one.answer.token_ids is not None for one in comparisons
@@ -100,6 +103,7 @@ def make_report(
     diverged = [one for one in comparisons if one.divergence is not None]
     data = {
         **head,
+        "num_skipped": num_skipped,
         "tie_margin": tie_margin,
         "forgives_near_ties": forgives_ties,
         "compared_by": unit,
@@ -115,9 +119,17 @@ def make_report(
         NAME,
         "Answers with speculation against answers without",
         data,
-        tuple(_lines(tallies, comparisons, tie_margin, forgives_ties, unit)),
+        (
+            *_skipped(num_skipped),
+            *_lines(tallies, comparisons, tie_margin, forgives_ties, unit),
+        ),
         tuple(tables),
     )
+
+
+def _skipped(number: int) -> Iterator[str]:
+    if number:
+        yield f"{number} later turns were not asked: their prompts leave no room in the context."
 
 
 def is_lossless(comparisons: Sequence[Comparison], *, forgives_ties: bool) -> bool:

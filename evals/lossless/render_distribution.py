@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from specdec.evals.lossless.distribution import LEVEL, NUM_POSITIONS, Found, Tested
@@ -36,21 +36,13 @@ def make_report(head: Mapping[str, Any], found: Found, draws: int) -> Report:
 
 
 def _lines(found: Found, draws: int) -> Iterator[str]:
-    number = len(found.tests)
-    if not number:
-        yield f"{draws} draws are too few: no token came often enough; give more --draws."
-        return
-    lowest = min(found.tests, key=lambda one: one.corrected)
-    yield (
-        f"{number} chi-squared tests of {draws} draws on each side, Holm-corrected: "
-        f"the smallest p is {lowest.corrected:.3g}."
-    )
-    failed = [one for one in found.tests if one.is_different]
-    if failed:
-        names = ", ".join(dict.fromkeys(_name(one.setting, one.temperature) for one in failed))
-        yield f"The distributions DIFFER in {len(failed)} tests (p below {LEVEL}): {names}."
+    if found.tests:
+        yield from _verdict(found.tests, draws)
     else:
-        yield f"No difference is seen (none has p below {LEVEL})."
+        yield (
+            f"NOTHING WAS TESTED: all of {draws} draws on each side were equal, or no two tokens "
+            "came often enough; give a higher --temperature, or more --draws."
+        )
     for (setting, heat), counts in found.counts.items():
         if not counts[0]:
             yield f"WARNING: {_name(setting, heat)}: the server does not say whether it speculated."
@@ -59,6 +51,20 @@ def _lines(found: Found, draws: int) -> Iterator[str]:
                 f"WARNING: {_name(setting, heat)}: no draft was accepted, so this proves nothing "
                 "about speculation; take other data or another drafter."
             )
+
+
+def _verdict(tests: Sequence[Tested], draws: int) -> Iterator[str]:
+    lowest = min(tests, key=lambda one: one.corrected)
+    yield (
+        f"{len(tests)} chi-squared tests of {draws} draws on each side, Holm-corrected: "
+        f"the smallest p is {lowest.corrected:.3g}."
+    )
+    failed = [one for one in tests if one.is_different]
+    if failed:
+        names = ", ".join(dict.fromkeys(_name(one.setting, one.temperature) for one in failed))
+        yield f"The distributions DIFFER in {len(failed)} tests (p below {LEVEL}): {names}."
+    else:
+        yield f"No difference is seen (none has p below {LEVEL})."
 
 
 def _name(setting: str, temperature: float) -> str:

@@ -13,7 +13,7 @@ from specdec.drafting import parse_drafters
 from specdec.errors import UsageError
 from specdec.evals.data.sample import Sample
 from specdec.evals.lossless import distribution, render, render_distribution
-from specdec.evals.lossless.bench import LosslessSettings, compare_all
+from specdec.evals.lossless.bench import LosslessSettings, compare_all, num_turns
 from specdec.evals.lossless.in_process import InProcess
 from specdec.evals.lossless.margin import COARSE_TIE_MARGIN, default_tie_margin
 from specdec.evals.lossless.respondent import Respondent
@@ -46,6 +46,7 @@ class Run:
     url: str | None = None
     against: str | None = None
     api_key: str | None = None
+    against_key: str | None = None
     model: str | None = None
     deterministic: bool = True
     out: Path | None = None
@@ -80,6 +81,7 @@ class Run:
             found,
             tie_margin=tie_margin,
             forgives_ties=not (self.deterministic or on_cpu),
+            num_skipped=num_turns(settings) - len(found) // len(self._settings),
         )
         folder.write(report)
         journal.discard()
@@ -136,11 +138,16 @@ class Run:
                 against=self.against,
                 drafters=self.drafters,
                 api_key=self.api_key,
+                against_key=self.against_key,
                 model=self.model,
             )
         assert self.config is not None, "a run is in process or at a URL"
         most = max(self.config.max_running, self.concurrency)
-        return InProcess(replace(self.config, max_running=most), caches_prompts=caches_prompts)
+        return InProcess(
+            replace(self.config, max_running=most),
+            caches_prompts=caches_prompts,
+            settings=self.drafters,
+        )
 
     def _tie_margin(self, respondent: Respondent) -> float:
         if self.tie_margin is not None:

@@ -33,8 +33,10 @@ class ServedAnswers:
         against: str | None = None,
         drafters: Sequence[str] = (),
         api_key: str | None = None,
+        against_key: str | None = None,
         model: str | None = None,
     ) -> None:
+        self._keys = {PLAIN: against_key if against else api_key}
         self._key = api_key
         self._urls = {DEFAULT: url, PLAIN: against or url}
         self._has_own_plain = against is not None
@@ -88,14 +90,16 @@ class ServedAnswers:
         }
 
     def _endpoint(self, setting: str) -> Endpoint:
-        return Endpoint(self._urls.get(setting, self._urls[DEFAULT]), api_key=self._key)
+        url = self._urls.get(setting, self._urls[DEFAULT])
+        return Endpoint(url, api_key=self._keys.get(setting, self._key))
 
     async def _look(self, model: str | None) -> tuple[dict[str, str], list[str] | None]:
         """Each side's model, and the drafters of the server if it says which run."""
         models = {}
         for side in self._urls:
             async with self._endpoint(side) as endpoint:
-                models[side] = model or await endpoint.model()
+                first = await endpoint.model()  # also where a name is given: is it there at all?
+                models[side] = model or first
         async with self._endpoint(DEFAULT) as endpoint:
             try:
                 load = await endpoint.get_json("/debug/load")
@@ -148,6 +152,7 @@ class ServedAnswers:
         }
         if setting == PLAIN and not self._has_own_plain:
             body["speculation"] = {"enabled": False}
+            body["cache_salt"] = f"plain {question.key}"  # its prompt is computed, not found
         elif setting not in (PLAIN, DEFAULT):
             body["speculation"] = {"drafters": setting.split(",")}
         if sample.prompt_ids is not None:

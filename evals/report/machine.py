@@ -19,7 +19,7 @@ from specdec.native_model import NativeModel
 from specdec.target import Target
 
 _PACKAGES = ("specdec-server", "torch")
-_KEY_OPTION, _SECRET = "--api-key", "..."
+_KEY_OPTIONS, _SECRET = ("--api-key", "--against-key"), "..."
 
 
 def origin(*packages: str) -> dict[str, Any]:
@@ -70,11 +70,11 @@ def _without_key(arguments: list[str]) -> list[str]:
         name = argument.partition("=")[0]
         if is_key:
             shown.append(_SECRET)
-        elif name == _KEY_OPTION and "=" in argument:
+        elif name in _KEY_OPTIONS and "=" in argument:
             shown.append(f"{name}={_SECRET}")
         else:
             shown.append(argument)
-        is_key = argument == _KEY_OPTION
+        is_key = argument in _KEY_OPTIONS
     return shown
 
 

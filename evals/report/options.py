@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from specdec.errors import UsageError
+
+
+def given_of(context: typer.Context) -> set[str]:
+    """The parameters that the command line names; what has its default or is of the environment
+    is not among them.
+    """
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+
+
+def refuse(names: Iterable[str], given: Iterable[str], why: str) -> None:
+    """UsageError for the first of `names` that is given: an option that would change nothing.
+
+    Example: `refuse(("against",), given_of(context), "needs --url")`.
+    """
+    for name in names:
+        if name in given:
+            raise UsageError(f"--{name.replace('_', '-')} {why}")
+
 
 Data = Annotated[
     list[Path] | None,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.evals.acceptance.answer import Answer
+from specdec.evals.acceptance.answer import Answer, Measured
 from specdec.evals.acceptance.figures import (
     FEWEST,
     decode_speedup,
@@ -131,6 +131,35 @@ def test_rates_by_position_have_their_own_denominators() -> None:
     assert [row["evaluated"] for row in rows] == [4, 3]
     assert [row["accepted_per_step"]["value"] for row in rows] == [3 / 4, 1 / 4]
     assert [row["accepted_per_evaluated"]["value"] for row in rows] == [3 / 4, 1 / 3]
+
+
+def test_positions_end_with_what_was_verified_and_bounds_need_who_judged() -> None:
+    """A depth that was offered and never verified says nothing; nine samples have no bounds."""
+    offered = StepRecord((1, 1, 1), (1, 1), 1, 0, 0, 1, {"a": 1}, {})
+    accepted = StepRecord((1, 1), (1, 1), 2, 1, 0, 2, {"a": 2}, {"a": 1})
+    judged = [
+        replace(answer(f"j{n}", "suffix", [1], 1.0), measured=measured_of(accepted))
+        for n in range(9)
+    ]
+    others = [
+        replace(answer(f"o{n}", "suffix", [0], 1.0), measured=measured_of(offered))
+        for n in range(9)
+    ]
+    rows = figures(pairs_of([*judged, *others], "suffix", None), has_intervals=True)["positions"]
+    assert [row["position"] for row in rows] == [1, 2]
+    assert rows[0]["accepted_per_evaluated"]["low"] is not None
+    assert (
+        0
+        <= rows[0]["accepted_per_evaluated"]["low"]
+        <= rows[0]["accepted_per_evaluated"]["high"]
+        <= 1
+    )
+    assert rows[1]["accepted_per_evaluated"] == {"value": 0.0, "low": None, "high": None}
+
+
+def measured_of(record: StepRecord) -> Measured:
+    found = answer("x", "suffix", [1], 1.0).measured
+    return replace(found, counts=StepCounts.of([record], "length", {"a": 2}))
 
 
 def test_speed_is_time_per_token_and_the_prompt_is_apart() -> None:

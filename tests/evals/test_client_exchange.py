@@ -104,12 +104,3 @@ def test_a_stream_that_breaks_off_is_an_error(lines: list[bytes], words: str) ->
     found = read(*((data, 100.0) for data in lines))
     assert found.outcome == "error"
     assert words in found.error
-
-
-def test_the_first_token_is_told_once() -> None:
-    told: list[float] = []
-    reader = StreamReader(lambda: told.append(1.0))
-    for data in (line("", 0), line("a", 1), line("b", 2)):
-        assert len(told) == (1 if data != line("", 0) and told else 0)
-        reader.take(data, 1.0)
-    assert len(told) == 1

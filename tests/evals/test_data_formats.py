@@ -177,6 +177,10 @@ REFUSED: dict[str, tuple[dict[str, Any] | str, str]] = {
     "an id as truth": ({"prompt": "a", "question_id": True}, "question_id must be text or"),
     "a task of numbers": ({"prompt": "a", "task": 1}, "task must be text"),
     "an empty task": ({"prompt": "a", "category": ""}, "task must be text"),
+    "the task of all": ({"prompt": "a", "task": "all"}, "give the task another name"),
+    "a seed below zero": ({"prompt": "a", "seed": -1}, "seed must be a number from 0"),
+    "a seed as truth": ({"prompt": "a", "seed": True}, "seed must be a number from 0"),
+    "a turn of a number": ({"prompt": "a", "turn_of": 5}, "turn_of must be text"),
     "a known id": ({"prompt": "b", "id": 0}, "the id '0' is that of line 2 too"),
 }
 

@@ -76,10 +76,15 @@ def test_every_prompt_has_a_panel_with_ratios(data: dict[str, Any], num_prompts:
     panels = list(plots.plot_speed({**data, "prompts": prompts}).axes)
     shown = [axes for axes in panels if axes.get_visible()]
     assert [axes.get_title() for axes in shown] == list(prompts)
-    rows = prompts["task 0"]["contenders"]
     texts = [text.get_text() for text in shown[0].texts]
-    ratio = rows[FIXED]["tokens_per_second"] / rows[BASELINE]["tokens_per_second"]
+    ratio = prompts["task 0"]["ratios"][f"{FIXED} / {BASELINE}"]  # of rounds, not of medians
     assert f"({ratio:.2f}x)" in texts[1] and "x" not in texts[0]
+
+
+def test_a_peers_ratio_is_the_tables_turned_round() -> None:
+    assert plots.over_plain({f"{BASELINE} / peer": 1.6}, "peer") == 1 / 1.6
+    assert plots.over_plain({f"ours / {BASELINE}": 1.6}, "ours") == 1.6
+    assert plots.over_plain({}, BASELINE) is None
 
 
 def test_answers_of_one_token_have_no_steps_to_draw(data: dict[str, Any]) -> None:

@@ -134,20 +134,23 @@ def test_one_that_follows_another_is_not_with_it() -> None:
     assert peak_concurrency(sent) == 2
 
 
-def test_rates_are_those_of_the_steady_state() -> None:
-    """Four clients, three tokens per half second each; neither the start nor the end is in it."""
+@pytest.mark.parametrize("first_s", [0.125, 0.375, 0.49])
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_rates_are_those_of_the_steady_state(concurrency: int, first_s: float) -> None:
+    """Three tokens per half second and client, however much of it the first token takes."""
 
     async def work(loop: VirtualLoop) -> LoadRun:
-        send = server_of(loop, [(0.125, 0.375)])
-        return await run_level(Level(concurrency=4), send, Extent(requests=40), clock=loop.time)
+        send = server_of(loop, [(first_s, 0.5 - first_s)])
+        level, extent = Level(concurrency=concurrency), Extent(requests=4 * concurrency)
+        return await run_level(level, send, extent, clock=loop.time)
 
     found = summarize(run_virtually(work), PLAIN)
-    assert found["max_concurrency"] == found["max_concurrent_requests"] == 4
+    assert found["max_concurrency"] == found["max_concurrent_requests"] == concurrency
     assert found["request_rate"] == "inf"
-    # 5.375 s of 24 tokens/s from a first token to an end: the last tokens of one more round
-    assert found["duration"] == pytest.approx(5.375)
-    assert found["output_throughput"] * 5.375 == pytest.approx(40 * 3 + 4 * 2)
-    assert found["request_throughput"] * 5.375 == pytest.approx(44)
+    num_rounds = found["duration"] / 0.5
+    assert num_rounds == pytest.approx(round(num_rounds)), "from the end of answers to another"
+    assert found["output_throughput"] == pytest.approx(6 * concurrency)
+    assert found["request_throughput"] == pytest.approx(2 * concurrency)
 
 
 def test_what_is_not_counted_has_no_times_but_its_tokens() -> None:

@@ -46,11 +46,10 @@ def test_clients_are_as_many_until_all_that_counts_has_ended(
     concurrency: int, requests: int, answered: list[tuple[float, float]]
 ) -> None:
     found = run(Level(concurrency=concurrency), Extent(requests=requests), answered)
-    firsts = [one.exchange.sent_at + (one.exchange.ttft_s or 0) for one in found.sent]
-    own = {}  # the first request of each client, which all begin at once
-    for one, first in zip(found.sent, firsts, strict=True):
+    own = {}  # the first answer of each client, which all begin at once
+    for one in found.sent:
         if one.exchange.sent_at == 0 and one.index < concurrency:
-            own[one.index] = first
+            own[one.index] = one.end_at
     assert found.begin_at == pytest.approx(max(own.values()))
     after = [one for one in found.sent if one.exchange.sent_at > found.begin_at]
     assert len(found.counted) == requests
@@ -109,10 +108,10 @@ def test_a_late_client_sends_at_once_and_says_how_late() -> None:
     async def work(loop: VirtualLoop) -> LoadRun:
         answer = server_of(loop, [(0.5, 0.5)])
 
-        async def send(index: int, on_first: object) -> Exchange:
+        async def send(index: int) -> Exchange:
             if index == 10:
                 loop.now += 3.0
-            return await answer(index, lambda: None)
+            return await answer(index)
 
         return await run_level(
             Level(rate=2.0), send, Extent(requests=40, warmup=0), clock=loop.time

@@ -328,12 +328,10 @@ def test_fields_that_a_server_refuses_are_left_out(
     is_counted = "continuous_usage_stats" not in refused
     real = Endpoint.ask
 
-    async def strict(
-        self: Endpoint, route: str, body: dict[str, Any], on_first: Any = None
-    ) -> Exchange:
+    async def strict(self: Endpoint, route: str, body: dict[str, Any]) -> Exchange:
         if refused & set(body) or (self.asks_counts and not is_counted):
             return Exchange(0.0, 0.0, "error", status=400, error="unknown field")
-        return await real(self, route, body, on_first)
+        return await real(self, route, body)
 
     monkeypatch.setattr(Endpoint, "ask", strict)
 

@@ -21,6 +21,7 @@ from specdec.evals.lossless.in_process import InProcess
 from specdec.evals.lossless.margin import Margin
 from specdec.evals.lossless.question import Asked, Question
 from specdec.evals.lossless.render import is_lossless, make_report, tallies_of
+from specdec.evals.lossless.run import Run
 from specdec.evals.report.journal import Journal
 from specdec.generation import generate
 from specdec.kernels.batch import Batch
@@ -215,8 +216,15 @@ def test_a_prompt_without_room_is_refused_before_anything_is_asked(folder: Path)
 
 
 def test_a_conversation_ends_where_the_context_does(folder: Path) -> None:
-    found = compared(folder, samples=samples("a" * 300, "a" * 300), max_tokens=8)
+    asked = samples("a" * 300, "a" * 300)
+    found = compared(folder, samples=asked, max_tokens=8)
     assert {one.question.turn for one in found} == {0, 1}
+    config = config_for(folder)
+    report = Run(
+        samples=asked, drafters=(DRAFTER,), config=config, seeds=1, max_tokens=8
+    ).equality()
+    assert report.data["num_skipped"] == 6  # the third turn of three samples at two temperatures
+    assert "6 later turns were not asked" in report.text()
 
 
 def test_an_interrupted_run_goes_on(

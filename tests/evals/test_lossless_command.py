@@ -61,6 +61,7 @@ def toy(folder: Path, data: Path, *more: object) -> Any:
         (["--url", "http://x", "--weights", "int8"], "--weights is of engines in this process"),
         (["--url", "x"], "x is no address of a server"),
         (["--temperature", "hot"], "--temperature takes numbers"),
+        (["--tie-margin", "inf"], "--tie-margin must be a number, not inf"),
         (["--drafter", "ngram", "--drafter", "ngram"], "--drafter ngram is given twice"),
         (["--drafter", "oracle"], "unknown drafter 'oracle'"),
         (["--verification", "hope"], "unknown verification 'hope'"),
@@ -139,7 +140,7 @@ def test_sides_have_seeds_of_their_own_and_chunks_are_kept(
     found = compare_draws(settings, InProcess(config_for(folder)), journal)
     assert len(journal) == 2
     plain, other = (
-        Drawn.from_json(journal[f"{name}, 0, temperature 1"]) for name in ("plain", "ngram")
+        Drawn.from_json(journal[f"{name}, 0, temperature 1.0"]) for name in ("plain", "ngram")
     )
     assert len(plain.draws) == len(other.draws) == 30 and plain.draws != other.draws
     assert all(len(draw) <= 3 for draw in plain.draws)

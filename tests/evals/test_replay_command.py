@@ -37,6 +37,7 @@ def line(**fields: Any) -> str:
         (line(text="a", output="b"), {"depth": "0"}, "--depth must be between"),
         (line(text="a", output="b"), {"drafter": ["nobody"]}, "unknown drafter 'nobody'"),
         (line(text="a", output="b"), {"task": ["none"]}, "no task 'none'"),
+        (line(text="a", output="b"), {"drafter": ["none"]}, "has nothing to replay"),
         ("{\n", {}, r"data.jsonl:1: "),
     ],
 )

@@ -67,7 +67,7 @@ def server_of(
 ) -> Send:
     """The index-th answer has a first token after so many seconds and two more after as many."""
 
-    async def send(index: int, on_first: Callable[[], None]) -> Exchange:
+    async def send(index: int) -> Exchange:
         sent_at = loop.time()
         outcome = outcomes[index % len(outcomes)] if outcomes else "ok"
         if outcome != "ok":
@@ -75,7 +75,6 @@ def server_of(
         first_s, rest_s = answers[index % len(answers)]
         await asyncio.sleep(first_s)
         first_s = loop.time() - sent_at
-        on_first()
         await asyncio.sleep(rest_s)
         return exchange((first_s, 1), (loop.time() - sent_at, 2), sent_at=sent_at)
 
