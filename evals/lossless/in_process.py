@@ -28,7 +28,8 @@ class InProcess:
 
     Plain answers come from an engine of their own that drafts nothing and, unless
     `caches_prompts`, computes every prompt anew. Engines of `settings` are made at once, so that a
-    drafter that cannot be had is told before anything is asked. `loaded` replaces what the configuration names.
+    drafter that cannot be had is told before anything is asked. `loaded` replaces what the
+    configuration names.
 
     Example: `InProcess(EngineConfig()).ask("ngram", asked, 4, begun, done)`.
     """

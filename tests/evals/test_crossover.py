@@ -324,7 +324,7 @@ def test_the_command_refuses_before_it_measures(tmp_path: Path) -> None:
         ({"kind": ["poem"]}, "unknown kind 'poem'"),
         ({"data": tmp_path / "none"}, "cannot read"),
         ({"weights": "fp3"}, "unknown weights"),
-        ({"out": tmp_path / "file"}, "cannot write to"),
+        ({"out": tmp_path / "file"}, "file is a file: name a folder"),
     ]
     with patch.object(crossover, "measure", lambda settings: pytest.fail("measured")):
         for options, message in wrong:

@@ -296,8 +296,8 @@ def test_sides_are_drafters_and_their_control() -> None:
 def test_other_settings_make_another_journal(folder: Path, tmp_path: Path) -> None:
     settings, file = toy_settings(folder, "torch"), tmp_path / "part.jsonl"
     for _ in range(2):
-        with Journal(file, settings.as_json()):
-            pass
+        with Journal(file, settings.as_json()) as journal:
+            journal.add("round 1", {})
     other = (Sample("first", "chat", ({"role": "user", "content": "When?"},)),)
     for changes in ({"samples": other}, {"temperature": 0.5}, {"gguf": Path("x")}):
         with pytest.raises(UsageError, match="other settings"):

@@ -234,10 +234,12 @@ def test_the_engine_is_told_what_the_request_says(server: RunningServer) -> None
     limits = {"max_nodes": 4, "max_depth": 2, "drafters": ["suffix"]}
     extra = {"priority": -3, "cache_salt": "s", "speculation": {"enabled": True, **limits}}
     server.client.chat.completions.create(model="toy", messages=say("a"), extra_body=extra)
-    assert server.journal("add")[-1] | {"id": None} == {
+    assert server.journal("add")[-1] | {"id": None, "used_seed": None} == {
         "what": "add",
         "id": None,
         "seed": None,
+        "used_seed": None,
+        "is_shadow": False,
         "speculation": limits,
         "priority": -3,
         "cache_salt": "s",
