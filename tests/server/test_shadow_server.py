@@ -79,7 +79,9 @@ def test_a_token_that_differs_is_counted_and_logged_without_text(own_server: Own
     assert scrape.value("specdec:shadow_checked_total") == 2
     assert scrape.value("specdec:shadow_divergences_total") == 1
     assert scrape.value("specdec:shadow_waiting") == 0
-    assert scrape.value("specdec:shadow_tokens_total") == 3 + len("another one") + 1
+    # More than the one that differs may come at once, but no more than there are.
+    num_first = scrape.value("specdec:shadow_tokens_total") - len("another one") - 1
+    assert 3 <= num_first <= len("secret") + 1
     assert scrape.value("specdec:shadow_dropped_total", reason="full") == 0
     ids = server.post("/tokenize", {"content": "c"}).json["tokens"]
     assert server.end() == (
