@@ -47,6 +47,14 @@ def pairs_of(answers: Sequence[Answer], setting: str, plain: str | None) -> list
     ]
 
 
+def by_task(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
+    """The answers of each task, in the order in which tasks come."""
+    tasks: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        tasks.setdefault(pair.answer.task, []).append(pair)
+    return tasks
+
+
 def parts_of(pairs: Sequence[Pair], part_of: PartOf) -> dict[str, Part]:
     """Sums by sample of what each answer contributes; answers that contribute nothing are out."""
     sums: dict[str, Part] = {}

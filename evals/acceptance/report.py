@@ -11,6 +11,7 @@ from specdec.evals.acceptance.answer import Answer
 from specdec.evals.acceptance.bench import Found
 from specdec.evals.acceptance.figures import (
     Pair,
+    by_task,
     decode_speedup,
     figures,
     interval_of,
@@ -79,23 +80,16 @@ def _pairs(answers: Sequence[Answer], settings: Sequence[Setting], own: Setting)
     return pairs_of(answers, own.name, plain)
 
 
-def _by_task(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
-    tasks: dict[str, list[Pair]] = {}
-    for pair in pairs:
-        tasks.setdefault(pair.answer.task, []).append(pair)
-    return tasks
-
-
 def _entry(setting: Setting, pairs: Sequence[Pair]) -> dict[str, Any]:
     return {
         **vars(setting),
-        "tasks": {task: figures(own, has_intervals=False) for task, own in _by_task(pairs).items()},
+        "tasks": {task: figures(own, has_intervals=False) for task, own in by_task(pairs).items()},
         "all": figures(pairs, has_intervals=True),
     }
 
 
 def _compared(setting: Setting, pairs: Sequence[Pair]) -> Iterator[Compared]:
-    for task, own in {**_by_task(pairs), ALL: pairs}.items():
+    for task, own in {**by_task(pairs), ALL: pairs}.items():
         for figure, part_of in _COMPARED.items():
             parts = parts_of(own, part_of)
             interval = interval_of(parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -111,9 +111,7 @@ def run(settings: AcceptanceSettings, out: Path | None = None) -> Report:
         "num_turns": settings.num_turns,
     }
     report = report_of(head, asker.settings, found, settings.must_be_equal)
-    if out is not None:
-        _write_lines(out / ANSWERS_FILE, found.recorded)
-    folder.write(report)
+    folder.write(report, {ANSWERS_FILE: "".join(f"{json.dumps(one)}\n" for one in found.recorded)})
     journal.discard()
     return report
 
@@ -139,10 +137,3 @@ def _asker(settings: AcceptanceSettings) -> Iterator[tuple[Asker, dict[str, Any]
         address.url, wanted, api_key=address.api_key, model=address.model, is_chat=is_chat
     ) as server:
         yield server, {"model": server.model, "url": address.url}
-
-
-def _write_lines(file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-    try:
-        file.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
-    except OSError as error:
-        raise SpecdecError(f"cannot write {file}: {error.strerror}") from None

@@ -74,8 +74,8 @@ def _costs(data: Data) -> Table:
         [
             (
                 entry["name"],
-                *_bounds(entry["all"]["tokens_per_step"]["token_weighted"]),
-                *_bounds(entry["all"]["tokens_per_step"]["request_mean"]),
+                *bounds(entry["all"]["tokens_per_step"]["token_weighted"]),
+                *bounds(entry["all"]["tokens_per_step"]["request_mean"]),
                 entry["all"]["drafted_per_step"],
                 entry["all"]["accepted_per_step"],
                 entry["all"]["draft_ms_per_step"],
@@ -101,9 +101,9 @@ def _speeds(data: Data) -> Iterator[Table]:
         [
             (
                 entry["name"],
-                *_bounds(entry["all"]["decode_speedup"]),
+                *bounds(entry["all"]["decode_speedup"]),
                 *(_loses(value(entry["all"]["decode_speedup"])) or ("",)),
-                *_bounds(entry["all"]["end_to_end_speedup"]),
+                *bounds(entry["all"]["end_to_end_speedup"]),
                 entry["all"]["answers"],
                 entry["all"]["unequal_answers"],
             )
@@ -144,11 +144,11 @@ def _by_task(data: Data) -> Table:
             (
                 *(entry["name"], task, found["answers"]),
                 *(found["steps"], found["zero_draft_steps"]),
-                *_bounds(found["tokens_per_step"]["token_weighted"]),
-                *_bounds(found["tokens_per_step"]["request_mean"]),
-                *_bounds(found["decode_speedup"]),
+                *bounds(found["tokens_per_step"]["token_weighted"]),
+                *bounds(found["tokens_per_step"]["request_mean"]),
+                *bounds(found["decode_speedup"]),
                 *(_loses(value(found["decode_speedup"])) or ("",)),
-                *_bounds(found["end_to_end_speedup"]),
+                *bounds(found["end_to_end_speedup"]),
                 found["unequal_answers"],
             )
             for entry in data["settings"]
@@ -170,8 +170,8 @@ def _positions(data: Data) -> Table:
         [
             (
                 *(entry["name"], row["position"], *(row[name] for name in counts)),
-                *_bounds(row["accepted_per_evaluated"]),
-                *_bounds(row["accepted_per_step"]),
+                *bounds(row["accepted_per_evaluated"]),
+                *bounds(row["accepted_per_step"]),
             )
             for entry in data["settings"]
             for row in entry["all"]["positions"] or ()
@@ -216,7 +216,8 @@ def _rate(positions: Sequence[Mapping[str, Any]], index: int) -> float | None:
     return value(positions[index]["accepted_per_step"])
 
 
-def _bounds(interval: Mapping[str, Any] | None) -> tuple[float | None, ...]:
+def bounds(interval: Mapping[str, Any] | None) -> tuple[float | None, ...]:
+    """Value, low and high of an interval of a report, for three cells of a row."""
     found = interval or {}
     return found.get("value"), found.get("low"), found.get("high")
 

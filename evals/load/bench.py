@@ -17,7 +17,7 @@ from specdec.evals.load.goals import Goals
 from specdec.evals.load.level import Level
 from specdec.evals.load.loops import run_level
 from specdec.evals.load.prompts import Prompts, SamplePrompts
-from specdec.evals.load.report import load_report, write_levels
+from specdec.evals.load.report import level_files, load_report
 from specdec.evals.load.sender import Sender
 from specdec.evals.load.served import Served
 from specdec.evals.load.server_counts import ServerCounts
@@ -93,8 +93,7 @@ def run(settings: LoadSettings, out: Path | None, *, as_json: bool) -> int:
         levels = [journal[key] for key in _keys(settings) if key in journal]
     levels += [given_up] if given_up else []
     report = load_report(settings.as_json(), levels)
-    folder.write(report)
-    write_levels(folder.folder, levels)
+    folder.write(report, level_files(levels))
     if given_up is None:
         journal.discard()
     show(report, as_json=as_json)

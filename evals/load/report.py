@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from specdec.evals.load.gain import crossover, gains
@@ -13,6 +11,7 @@ from specdec.evals.load.knee import MAX_REFUSED, knee
 from specdec.evals.load.summary import without_details
 from specdec.evals.report.compared import Compared
 from specdec.evals.report.intervals import Interval
+from specdec.evals.report.json_text import json_text
 from specdec.evals.report.machine import origin
 from specdec.evals.report.report import Report
 from specdec.evals.report.tables import Table
@@ -53,14 +52,9 @@ def load_report(settings: Mapping[str, Any], levels: Sequence[Level]) -> Report:
     )
 
 
-def write_levels(folder: Path | None, levels: Sequence[Level]) -> None:
+def level_files(levels: Sequence[Level]) -> dict[str, str]:
     """A file per level, flat and with an entry per request, as vLLM's benchmark writes it."""
-    if folder is None:
-        return
-    for level in levels:
-        partial_file = folder / f".{level['file']}.part"
-        partial_file.write_text(json.dumps(level, allow_nan=False) + "\n", encoding="utf-8")
-        partial_file.replace(folder / level["file"])
+    return {level["file"]: json_text(level) + "\n" for level in levels}
 
 
 def by_label(levels: Sequence[Level]) -> dict[str, list[Level]]:

@@ -36,8 +36,7 @@ class ServedAnswers:
         against_key: str | None = None,
         model: str | None = None,
     ) -> None:
-        self._keys = {PLAIN: against_key if against else api_key}
-        self._key = api_key
+        self._keys = {DEFAULT: api_key, PLAIN: against_key if against else api_key}
         self._urls = {DEFAULT: url, PLAIN: against or url}
         self._has_own_plain = against is not None
         self._token_texts: dict[int, str] = {}
@@ -90,8 +89,8 @@ class ServedAnswers:
         }
 
     def _endpoint(self, setting: str) -> Endpoint:
-        url = self._urls.get(setting, self._urls[DEFAULT])
-        return Endpoint(url, api_key=self._keys.get(setting, self._key))
+        side = setting if setting in self._urls else DEFAULT
+        return Endpoint(self._urls[side], api_key=self._keys[side])
 
     async def _look(self, model: str | None) -> tuple[dict[str, str], list[str] | None]:
         """Each side's model, and the drafters of the server if it says which run."""

@@ -9,6 +9,7 @@ from typing import Any
 from specdec.evals.acceptance import plots, tables
 from specdec.evals.acceptance.figures import (
     Pair,
+    by_task,
     figures,
     interval_of,
     pairs_of,
@@ -45,7 +46,7 @@ def report_of(head: Mapping[str, Any], found: Mapping[Setting, Replayed]) -> Rep
                 "replay_tokens_per_second": _speed(found[setting]),
                 "tasks": {
                     task: _figures(own, is_predicted, has_intervals=False)
-                    for task, own in _by_task(pairs).items()
+                    for task, own in by_task(pairs).items()
                 },
                 ALL: _figures(pairs, is_predicted, has_intervals=True),
             }
@@ -73,15 +74,8 @@ def _figures(pairs: Sequence[Pair], is_predicted: bool, *, has_intervals: bool) 
     return figures(pairs, has_intervals=has_intervals) | dict.fromkeys(left_out)
 
 
-def _by_task(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
-    tasks: dict[str, list[Pair]] = {}
-    for pair in pairs:
-        tasks.setdefault(pair.answer.task, []).append(pair)
-    return tasks
-
-
 def _compared(setting: Setting, pairs: Sequence[Pair]) -> Iterator[Compared]:
-    for task, own in {**_by_task(pairs), ALL: pairs}.items():
+    for task, own in {**by_task(pairs), ALL: pairs}.items():
         parts = parts_of(own, token_weighted)
         interval = interval_of(parts)
         if interval is not None and not setting.is_plain:
@@ -130,8 +124,8 @@ def _row(entry: Mapping[str, Any], is_predicted: bool) -> tuple[object, ...]:
     tokens, speed = total["tokens_per_step"], total["decode_speedup"]
     row: tuple[object, ...] = (
         entry["name"],
-        *_bounds(tokens["token_weighted"]),
-        *_bounds(tokens["request_mean"]),
+        *tables.bounds(tokens["token_weighted"]),
+        *tables.bounds(tokens["request_mean"]),
         total["drafted_per_step"],
         total["accepted_per_step"],
         1e3 * total["draft_ms_per_step"],
@@ -140,9 +134,4 @@ def _row(entry: Mapping[str, Any], is_predicted: bool) -> tuple[object, ...]:
     if not is_predicted:
         return row
     loses = speed is not None and speed["value"] < 1
-    return (*row, *_bounds(speed), tables.LOSES if loses else "")
-
-
-def _bounds(interval: Mapping[str, Any] | None) -> tuple[float | None, ...]:
-    found = interval or {}
-    return found.get("value"), found.get("low"), found.get("high")
+    return (*row, *tables.bounds(speed), tables.LOSES if loses else "")

@@ -84,9 +84,10 @@ class ReportFolder:
         except OSError as error:
             raise UsageError(f"cannot write to --out {folder}: {error.strerror}") from None
 
-    def write(self, report: Report) -> None:
+    def write(self, report: Report, more: Mapping[str, str] | None = None) -> None:
         """All files, each whole; none is touched before all could be drawn and have their room.
 
+        `more` are texts by the names of their files, which a measurement has beside its report.
         Raises SpecdecError if the disk is full, or if a number in the data is not finite.
         """
         if self.folder is None:
@@ -100,6 +101,8 @@ class ReportFolder:
             files[f"{report.name}-{name}.png"] = png
         page = html_page(report.title, report.text(), tables, pictures)
         files[f"{report.name}.html"] = page.encode()
+        for name, text in (more or {}).items():
+            files[name] = text.encode()
         _write(self.folder, files)
 
 
