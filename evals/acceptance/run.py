@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from specdec.evals.acceptance.in_process import InProcess
 from specdec.evals.acceptance.report import NAME, report_of
 from specdec.evals.acceptance.server import Server, check_settings
 from specdec.evals.acceptance.setting import Setting, Sweep, check_drafters
-from specdec.evals.data.sample import Sample
+from specdec.evals.data.sample import Sample, digest
 from specdec.evals.report.journal import Journal
 from specdec.evals.report.machine import origin, target
 from specdec.evals.report.report import Report, ReportFolder
@@ -69,9 +68,8 @@ class AcceptanceSettings:
 
     def as_json(self) -> dict[str, Any]:
         """What decides the answers; samples by a digest."""
-        samples = json.dumps([asdict(sample) for sample in self.samples]).encode()
         return {
-            "samples": hashlib.sha256(samples).hexdigest(),
+            "samples": digest(self.samples),
             "sweep": asdict(self.sweep),
             "max_tokens": self.max_tokens,
             "num_turns": self.num_turns,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from specdec.errors import UsageError
@@ -58,6 +59,14 @@ class Sample:
     def num_turns(self) -> int:
         """How many answers are asked for."""
         return 1 + len(self.later_turns)
+
+
+def digest(samples: Sequence[Sample]) -> str:
+    """Tells samples from others, for who goes on with an interrupted run.
+
+    Example: `digest(samples) == digest(list(samples))`.
+    """
+    return sha256(repr(tuple(samples)).encode()).hexdigest()
 
 
 def first_of_each_task(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from specdec.config import EngineConfig
 from specdec.errors import UsageError
-from specdec.evals.data.sample import Sample
+from specdec.evals.data.sample import Sample, digest
 from specdec.evals.latency.peer_setup import PeerSetup
 from specdec.evals.latency.peers import check_peers
 from specdec.evals.latency.prompts import PROMPTS
@@ -76,9 +75,8 @@ class LatencySettings:
 
     def as_json(self) -> dict[str, Any]:
         """All of them, ready for JSON; of the samples a digest that tells them from others."""
-        samples = hashlib.sha256(repr(self.samples).encode()).hexdigest()
         names = ("openvino_model", "gguf")
         files = {name: str(value) for name in names if (value := getattr(self, name)) is not None}
         return {**asdict(replace(self, samples=())), **dict.fromkeys(names), **files} | {
-            "samples": samples
+            "samples": digest(self.samples)
         }

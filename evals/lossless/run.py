@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from specdec.config import EngineConfig
 from specdec.drafting import parse_drafters
 from specdec.errors import UsageError
-from specdec.evals.data.sample import Sample
+from specdec.evals.data.sample import Sample, digest
 from specdec.evals.lossless import distribution, render, render_distribution
 from specdec.evals.lossless.bench import LosslessSettings, compare_all, num_turns
 from specdec.evals.lossless.in_process import InProcess
@@ -164,7 +163,7 @@ class Run:
             "against": self.against,
             "model": self.model,
             "config": None if self.config is None else asdict(self.config),
-            "samples": sha256(repr(list(self.samples)).encode()).hexdigest(),
+            "samples": digest(self.samples),
             "settings": self._settings,
             "temperatures": self.temperatures,
             "seeds": self.seeds,
