@@ -15,12 +15,14 @@ from torch import Tensor
 from specdec import checkpoints
 from specdec.drafters.draft_model import check_vocabulary, target_embedding, target_head
 from specdec.drafters.growth import Growth
-from specdec.drafters.medusa_choices import PUBLISHED, Choice, best_choices
+from specdec.drafters.medusa_choices import PUBLISHED, Choice, best_choices, worths
 from specdec.drafters.medusa_heads import WEIGHTS_FILE, MedusaHeads
 from specdec.drafters.packed_heads import HeadGuesses, PackedHeads
-from specdec.drafters.pretrained.lookup import pretrained
+from specdec.drafters.pretrained.lookup import is_pretrained, pretrained
 from specdec.drafting import DraftContext, Drafter
 from specdec.errors import CheckpointError, UsageError
+from specdec.limits import DEFAULT_NODE_BUDGET
+from specdec.loading import LoadedModel
 from specdec.plan import DecodeStep
 from specdec.request import Request
 from specdec.tree import DraftTree, TreeBuilder
@@ -55,9 +57,15 @@ class MedusaDrafter(Drafter):
         self.num_bytes = heads.num_bytes
         self._heads = heads
         self._ranks = ranks or (_UNMEASURED,) * heads.num_heads
+        self.worths = worths(ranks, DEFAULT_NODE_BUDGET) if ranks else None
         self._choices: tuple[Choice, ...] | None = PUBLISHED.get(tree)
         self._is_by_ranks = tree == BY_RANKS
         self._states: dict[str, Tensor] = {}  # of the token before the root, by request
+
+    @classmethod
+    def suits(cls, target: LoadedModel) -> bool:
+        """Where heads for it come with the project."""
+        return is_pretrained(target.name, cls.name)
 
     @classmethod
     def load(cls, context: DraftContext) -> MedusaDrafter:

@@ -7,6 +7,7 @@ in order of worth: a smaller node budget takes its first ones.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 
 Choice = tuple[int, ...]
@@ -56,3 +57,14 @@ def best_choices(ranks: Sequence[Sequence[float]], count: int) -> tuple[Choice, 
             for rank, share in enumerate(ranks[len(choice)]):
                 heapq.heappush(heap, (worth * share, (*choice, rank)))
     return tuple(taken)
+
+
+def worths(ranks: Sequence[Sequence[float]], count: int) -> tuple[float, ...]:
+    """How often each of the `best_choices` is accepted, that is, all on its path are.
+
+    Example: `worths([[0.6, 0.2], [0.5, 0.1]], 3) == (0.6, 0.3, 0.2)`.
+    """
+    return tuple(
+        math.prod(ranks[head][rank] for head, rank in enumerate(choice))
+        for choice in best_choices(ranks, count)
+    )

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from specdec.drafters.alignment import Alignment, Guess, PredictedText
 from specdec.drafting import Drafter
+from specdec.loading import LoadedModel
 from specdec.plan import DecodeStep
 from specdec.request import Request
 from specdec.tree import ROOT_SOURCE, DraftTree
@@ -29,6 +30,11 @@ class PredictionDrafter(Drafter):
     """
 
     name = "prediction"
+
+    @classmethod
+    def suits(cls, target: LoadedModel) -> bool:
+        """Any: it costs nothing where no text is predicted."""
+        return True
 
     def __init__(self) -> None:
         self._alignments: dict[str, Alignment] = {}

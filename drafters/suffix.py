@@ -11,6 +11,7 @@ from specdec.drafters.suffix_automaton import NONE, ROOT, SuffixAutomaton, Suffi
 from specdec.drafters.suffix_pool import PoolMatch, SuffixPool
 from specdec.drafting import DraftContext, Drafter
 from specdec.limits import MAX_NODE_BUDGET
+from specdec.loading import LoadedModel
 from specdec.plan import DecodeStep
 from specdec.request import Request
 from specdec.tree import ROOT_SOURCE, DraftTree
@@ -38,6 +39,11 @@ class SuffixDrafter(Drafter):
     """
 
     name = "suffix"
+
+    @classmethod
+    def suits(cls, target: LoadedModel) -> bool:
+        """Any: it needs nothing but tokens."""
+        return True
 
     def __init__(self, pool: SuffixPool | None = None, file: Path | None = None) -> None:
         self._pool, self._file = pool, file

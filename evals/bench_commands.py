@@ -9,22 +9,10 @@ from typing import Annotated
 import typer
 
 from specdec.config import DEFAULT_MODEL, EngineConfig
+from specdec.evals.crossover.command import crossover
 from specdec.evals.latency.command import latency
 from specdec.evals.load.command import load
-from specdec.evals.report.options import Out
-from specdec.options import (
-    DEFAULTS,
-    AsJson,
-    Backend,
-    Drafter,
-    Kv,
-    KvMemory,
-    Model,
-    NodeBudget,
-    Threads,
-    Weights,
-    need_command,
-)
+from specdec.options import AsJson, Model, engine_options, need_command
 
 bench_app = typer.Typer(
     help="Measure on this machine.", invoke_without_command=True, callback=need_command
@@ -33,21 +21,21 @@ bench_app = typer.Typer(
 
 bench_app.command(name="latency")(latency)
 bench_app.command(name="load")(load)
+bench_app.command(name="crossover")(crossover)
 
 
 @bench_app.command(name="server")
+@engine_options("model", "weights", "threads")
 def bench_server(
     rounds: Annotated[int, typer.Option(help="Interleaved repetitions.", min=1)] = 7,
     quick: Annotated[bool, typer.Option("--quick", help="Few rounds, tokens, streams.")] = False,
-    weights: Weights = DEFAULTS.weights,
-    threads: Threads = None,
-    model: Model = DEFAULT_MODEL,
+    *,
+    config: EngineConfig,
     as_json: AsJson = False,
 ) -> None:
     """What the server adds to the engine alone, and whether a crowd is felt. Exit code 1 if not."""
     from specdec.evals.load.overhead import OverheadSettings, measure, render
 
-    config = EngineConfig(model=model, weights=weights, threads=threads)  # type: ignore[arg-type]
     settings = OverheadSettings(config, rounds=rounds)
     if quick:
         settings = OverheadSettings(config, rounds=2, steps=24, num_idle=10)
@@ -77,69 +65,6 @@ def bench_suffix(
         print(json.dumps(costs))
         return
     print("\n".join(table(list(costs[0]), [[f"{x:.4g}" for x in c.values()] for c in costs])))
-
-
-@bench_app.command()
-def crossover(
-    concurrency: Annotated[
-        str | None,
-        typer.Option(help="Streams at a time; default: 1,2,4,8,16,32,64, or 1,4,16 if quick."),
-    ] = None,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option(help="off, fixed:N, adaptive; repeatable; default: these, N 4 and 16."),
-    ] = None,
-    kind: Annotated[
-        list[str] | None, typer.Option(help="chat, code-edit, random; repeatable; default: all.")
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="Samples as JSON lines, for chat: docs/evals.md.")
-    ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(help="Longest answer; default: 96, or 32 if quick.", min=2)
-    ] = None,
-    rounds: Annotated[
-        int | None, typer.Option(help="Interleaved repetitions; default: 5, or 2.", min=1)
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Few rounds, streams, tokens.")] = False,
-    out: Out = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Exit code 1 if adaptive control fails a bound.")
-    ] = False,
-    drafter: Drafter = DEFAULTS.drafter,
-    node_budget: NodeBudget = DEFAULTS.node_budget,
-    weights: Weights = DEFAULTS.weights,
-    kv: Kv = DEFAULTS.kv,
-    backend: Backend = DEFAULTS.backend,
-    threads: Threads = None,
-    kv_memory_mib: KvMemory = DEFAULTS.kv_memory_mib,
-    model: Model = DEFAULT_MODEL,
-    as_json: AsJson = False,
-) -> None:
-    """From how many streams on drafts stop paying, and whether adaptive control sees it."""
-    from specdec.evals.crossover.bench import CrossoverSettings, Setting, parse_streams, run
-    from specdec.evals.crossover.workloads import KINDS, WorkloadSettings
-
-    config = EngineConfig(
-        model=model,
-        drafter=drafter,
-        node_budget=node_budget,
-        weights=weights,  # type: ignore[arg-type]  # validated by EngineConfig
-        kv=kv,  # type: ignore[arg-type]  # validated by EngineConfig
-        backend=backend,  # type: ignore[arg-type]  # validated by EngineConfig
-        threads=threads,
-        kv_memory_mib=kv_memory_mib,
-    )
-    settings = CrossoverSettings(
-        config,
-        parse_streams(concurrency or ("1,4,16" if quick else "1,2,4,8,16,32,64")),
-        tuple(map(Setting.parse, setting or ("off", "fixed:4", "fixed:16", "adaptive"))),
-        tuple(kind or KINDS),
-        WorkloadSettings(max_tokens or (32 if quick else 96), data),
-        rounds=rounds or (2 if quick else 5),
-        min_requests=4 if quick else 12,
-    )
-    raise typer.Exit(run(settings, out, as_json=as_json, must_hold=check))
 
 
 @bench_app.command()

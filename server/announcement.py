@@ -13,6 +13,7 @@ def announcement(url: str, config: EngineConfig, ready: Ready, service: Service)
 
     Example:
         ready: http://127.0.0.1:8000 (model smollm2-135m-instruct, drafter prediction,suffix)
+          chosen   int4 weights, which the checkpoint was made from: 3.6 ms a step, bf16 7.5; ...
           model    smollm2-135m-instruct in /home/me/.cache/specdec/...; context 8192 tokens
           drafts   prediction,suffix; adaptive, at most 16 nodes a step
           memory   weights 257 MiB, drafters 0 MiB, KV cache 1023 MiB, 1454 blocks for 46528 tokens
@@ -20,9 +21,10 @@ def announcement(url: str, config: EngineConfig, ready: Ready, service: Service)
           speed    111 tokens/s plain, 240 with speculation: 2.16x on a list that repeats itself
     """
     lines = [
-        f"ready: {url} (model {service.served_model_name}, drafter {config.drafter})",
+        f"ready: {url} (model {service.served_model_name}, drafter {ready.drafter})",
+        *([f"  chosen   {ready.reason}"] if ready.reason else []),
         f"  model    {ready.model_name} in {ready.folder}; context {ready.max_model_len} tokens",
-        f"  drafts   {_drafts(config)}",
+        f"  drafts   {_drafts(config, ready)}",
     ]
     facts = ready.facts
     if facts is not None:
@@ -36,11 +38,11 @@ def announcement(url: str, config: EngineConfig, ready: Ready, service: Service)
     return "\n".join(lines)
 
 
-def _drafts(config: EngineConfig) -> str:
-    if config.node_budget == 0 or config.drafter == "none":
+def _drafts(config: EngineConfig, ready: Ready) -> str:
+    if ready.node_budget == 0 or ready.drafter == "none":
         return "none: plain decoding"
     most = "at most" if config.control == "adaptive" else "always up to"
-    return f"{config.drafter}; {config.control}, {most} {config.node_budget} nodes a step"
+    return f"{ready.drafter}; {config.control}, {most} {ready.node_budget} nodes a step"
 
 
 def _memory(facts: EngineFacts) -> str:

@@ -56,6 +56,9 @@ class Explaining(Protocol):
 class SteppedEngine(Protocol):
     """What the engine process needs of an engine."""
 
+    config: EngineConfig  # nothing left open
+    reason: str  # how what was left open was settled, and why
+
     @property
     def loaded(self) -> Any: ...  # specdec.loading.LoadedModel, which would import torch here
     @property
@@ -110,11 +113,13 @@ def run(
 def _ready(engine: SteppedEngine, start: Start, longest_step_s: float) -> Ready:
     from specdec.checkpoints import resolve
 
-    loaded, config = engine.loaded, start.config
+    loaded, config = engine.loaded, engine.config
     return Ready(
         model_name=loaded.name,
         folder=str(resolve(config.model)),
         drafter=config.drafter,
+        node_budget=config.node_budget or 0,
+        reason=engine.reason,
         max_model_len=loaded.max_model_len,
         vocab_size=loaded.model.config.vocab_size,
         eos_token_ids=tuple(loaded.eos_token_ids),

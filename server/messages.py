@@ -82,6 +82,8 @@ class Ready(Struct, tag=True):
     eos_token_ids: tuple[int, ...] = ()
     longest_step_s: float = 0.0
     fingerprint: str = ""  # of what can change tokens
+    node_budget: int = 0
+    reason: str = ""  # how what the configuration left open was settled, and why
     facts: EngineFacts | None = None
 
     @property

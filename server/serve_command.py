@@ -7,51 +7,21 @@ from typing import Annotated
 
 import typer
 
-from specdec.config import DEFAULT_MODEL, EngineConfig
-from specdec.options import (
-    DEFAULTS,
-    Backend,
-    Context,
-    Control,
-    Deterministic,
-    Device,
-    Drafter,
-    Kv,
-    KvMemory,
-    LatencyWeight,
-    Model,
-    NodeBudget,
-    Rule,
-    Threads,
-    TokenBudget,
-    Weights,
-)
+from specdec.config import EngineConfig
+from specdec.options import engine_options
 from specdec.server.settings import DEFAULTS as SERVER
 from specdec.server.settings import ServerSettings
 
 
+@engine_options()
 def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8000,
     served_model_name: Annotated[
         str | None, typer.Option(help="Model name that clients use; default: the model's.")
     ] = None,
-    model: Model = DEFAULT_MODEL,
-    drafter: Drafter = DEFAULTS.drafter,
-    node_budget: NodeBudget = DEFAULTS.node_budget,
-    control: Control = DEFAULTS.control,
-    latency_weight: LatencyWeight = DEFAULTS.latency_weight,
-    verification: Rule = DEFAULTS.verification,
-    weights: Weights = DEFAULTS.weights,
-    device: Device = DEFAULTS.device,
-    threads: Threads = None,
-    max_model_len: Context = None,
-    kv_memory_mib: KvMemory = DEFAULTS.kv_memory_mib,
-    kv: Kv = DEFAULTS.kv,
-    backend: Backend = DEFAULTS.backend,
-    deterministic: Deterministic = DEFAULTS.deterministic,
-    token_budget: TokenBudget = DEFAULTS.token_budget,
-    max_running: Annotated[int, typer.Option(help="Most requests at once.")] = DEFAULTS.max_running,
+    *,
+    config: EngineConfig,
     api_key_file: Annotated[
         Path | None,
         typer.Option(
@@ -133,24 +103,6 @@ def serve(
     """Serve the OpenAI-compatible API, a chat page at / and a dashboard at /dashboard."""
     from specdec.server.api_keys import load_keys
 
-    config = EngineConfig(
-        model=model,
-        weights=weights,  # type: ignore[arg-type]  # validated by EngineConfig
-        device=device,
-        drafter=drafter,
-        node_budget=node_budget,
-        control=control,  # type: ignore[arg-type]  # validated by EngineConfig
-        latency_weight=latency_weight,
-        verification=verification,  # type: ignore[arg-type]  # validated by EngineConfig
-        max_model_len=max_model_len,
-        token_budget=token_budget,
-        max_running=max_running,
-        kv_memory_mib=kv_memory_mib,
-        kv=kv,  # type: ignore[arg-type]  # validated by EngineConfig
-        backend=backend,  # type: ignore[arg-type]  # validated by EngineConfig
-        deterministic=deterministic,
-        threads=threads,
-    )
     settings = ServerSettings(
         api_keys=load_keys(api_key_file),
         cors_origins=tuple(cors_origin or ()),

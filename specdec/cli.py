@@ -17,26 +17,7 @@ from specdec.errors import SpecdecError, UsageError
 from specdec.evals.batching.command import sim_app
 from specdec.evals.bench_commands import bench_app
 from specdec.evals.eval_commands import eval_app, kernels_app
-from specdec.options import (
-    DEFAULTS,
-    AsJson,
-    Backend,
-    Context,
-    Control,
-    Deterministic,
-    Device,
-    Drafter,
-    Kv,
-    KvMemory,
-    LatencyWeight,
-    Model,
-    NodeBudget,
-    Rule,
-    Threads,
-    TokenBudget,
-    Weights,
-    need_command,
-)
+from specdec.options import AsJson, engine_options, need_command
 from specdec.server.serve_command import serve
 
 app = typer.Typer(
@@ -113,6 +94,7 @@ def _common(
 
 
 @app.command()
+@engine_options(but=("max_running",))
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="Text, or - for standard input.")] = None,
     file: Annotated[Path | None, typer.Option(help="Read the prompt from a file.")] = None,
@@ -138,21 +120,8 @@ def generate(
     ignore_eos: bool = False,
     seed: int | None = None,
     logprobs: Annotated[int | None, typer.Option(help="Top log-probabilities to print.")] = None,
-    model: Model = DEFAULT_MODEL,
-    drafter: Drafter = DEFAULTS.drafter,
-    node_budget: NodeBudget = DEFAULTS.node_budget,
-    control: Control = DEFAULTS.control,
-    latency_weight: LatencyWeight = DEFAULTS.latency_weight,
-    verification: Rule = DEFAULTS.verification,
-    weights: Weights = DEFAULTS.weights,
-    device: Device = DEFAULTS.device,
-    threads: Threads = None,
-    max_model_len: Context = None,
-    kv_memory_mib: KvMemory = DEFAULTS.kv_memory_mib,
-    kv: Kv = DEFAULTS.kv,
-    backend: Backend = DEFAULTS.backend,
-    deterministic: Deterministic = DEFAULTS.deterministic,
-    token_budget: TokenBudget = DEFAULTS.token_budget,
+    *,
+    config: EngineConfig,
     as_json: AsJson = False,
 ) -> None:
     """Generate from a prompt or chat messages; accepted draft tokens are shown in green."""
@@ -173,23 +142,6 @@ def generate(
         seed=seed,
         logprobs=logprobs,
     )
-    config = EngineConfig(
-        model=model,
-        weights=weights,  # type: ignore[arg-type]  # validated by EngineConfig
-        device=device,
-        drafter=drafter,
-        node_budget=node_budget,
-        control=control,  # type: ignore[arg-type]  # validated by EngineConfig
-        latency_weight=latency_weight,
-        verification=verification,  # type: ignore[arg-type]  # validated by EngineConfig
-        max_model_len=max_model_len,
-        token_budget=token_budget,
-        kv_memory_mib=kv_memory_mib,
-        kv=kv,  # type: ignore[arg-type]  # validated by EngineConfig
-        backend=backend,  # type: ignore[arg-type]  # validated by EngineConfig
-        deterministic=deterministic,
-        threads=threads,
-    )
     if logprobs is not None and not as_json:
         raise UsageError("--logprobs needs --json")
     if str(prediction) == "-" and "-" in (prompt, str(file), str(messages)):
@@ -208,9 +160,11 @@ def generate(
     prediction_ids = tokenizer.encode(predicted, add_special_tokens=False)
     result = run(engine, prompt_ids, params, prediction_ids=prediction_ids, on_delta=printer)
     if printer is None:
-        print(json.dumps(result.as_json(), ensure_ascii=False))
+        print(json.dumps({**result.as_json(), "chosen": engine.reason}, ensure_ascii=False))
     else:
         printer.close(result)
+        if engine.reason:
+            print(f"chosen: {engine.reason}", file=sys.stderr)
     engine.close()
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from specdec.drafting import DraftContext, Drafter, parse_drafters
+from specdec.config import AUTO
+from specdec.drafting import DraftContext, Drafter, parse_drafters, suiting_drafters
 from specdec.plan import DecodeStep
 from specdec.request import Request
 from specdec.tree import DraftTree, TreeBuilder
@@ -45,11 +46,19 @@ class CompositeDrafter(Drafter):
 
     @classmethod
     def load(cls, context: DraftContext) -> CompositeDrafter:
-        """The drafters that `context.config.drafter` names, in that order."""
-        drafters = [
-            drafter.load(DraftContext(context.target, context.config, checkpoint))
-            for drafter, checkpoint in parse_drafters(context.config.drafter)
-        ]
+        """The drafters that `context.config.drafter` names, in that order.
+
+        Of `auto` those that look up come first: where guesses are equal, theirs are named.
+        """
+        target, config = context.target, context.config
+        if config.drafter == AUTO:
+            found = [each.load(DraftContext(target, config)) for each in suiting_drafters(target)]
+            drafters = sorted(found, key=lambda drafter: drafter.worths is not None)
+        else:
+            drafters = [
+                drafter.load(DraftContext(target, config, checkpoint))
+                for drafter, checkpoint in parse_drafters(config.drafter)
+            ]
         return cls(drafters, vocab_size=context.target.model.config.vocab_size)
 
     def admit(self, request: Request) -> None:

@@ -17,6 +17,7 @@ Control = Literal["adaptive", "fixed"]
 
 MAX_TOKEN_BUDGET, MAX_RUNNING = 16384, 4096  # of a step: more only costs memory and waiting
 DEFAULT_MODEL = "smollm2-135m-instruct"
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,9 @@ class EngineConfig:
     `deterministic` makes a token's logits depend on its own path alone; the CPU always does, a GPU
     may be faster without.
 
-    `drafter` names one drafter or several, separated by commas: docs/drafters.md.
+    `drafter` names one drafter or several, separated by commas: docs/drafters.md. What is left open
+    is settled when the model is loaded, by what steps cost on this machine: `weights="auto"` by
+    specdec/precision.py, `drafter="auto"` and no node budget by specdec/composition.py.
 
     `control` decides how many of the at most `node_budget` nodes per request are verified:
     adaptive, as many as pay by measured cost and acceptance, or fixed, always all of them.
@@ -49,8 +52,8 @@ class EngineConfig:
     model: str = DEFAULT_MODEL
     weights: WeightPrecision = "auto"
     device: str = "cpu"
-    drafter: str = "prediction,suffix"
-    node_budget: int = 16
+    drafter: str = AUTO
+    node_budget: int | None = None
     control: Control = "adaptive"
     latency_weight: float = 0.0
     verification: Verification = "coupled"
@@ -78,7 +81,7 @@ class EngineConfig:
                     f"unknown {name} {getattr(self, name)!r}; choose from {_names(choices)}"
                 )
         self._check_device()
-        if not 0 <= self.node_budget <= MAX_NODE_BUDGET:
+        if self.node_budget is not None and not 0 <= self.node_budget <= MAX_NODE_BUDGET:
             raise UsageError(
                 f"node budget must be between 0 and {MAX_NODE_BUDGET}, not {self.node_budget}"
             )

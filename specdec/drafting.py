@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 
 from torch import Tensor
 
-from specdec.config import EngineConfig
+from specdec.config import AUTO, EngineConfig
 from specdec.errors import UsageError
 from specdec.loading import LoadedModel
 from specdec.plan import DecodeStep
@@ -60,6 +60,13 @@ class Drafter(ABC):
     what replaces a rejected guess, so guesses that know it would bias the output.
     """
 
+    worths: Sequence[float] | None = None
+    """How often each of its best nodes is accepted, greatest first, as training measured it.
+
+    None where that depends on the text. `--drafter auto` keeps a drafter with worths only where
+    they pay for its pass.
+    """
+
     num_bytes: int = 0
     """Most memory it holds outside of requests: weights, caches, buffers."""
 
@@ -69,6 +76,11 @@ class Drafter(ABC):
         if context.checkpoint is not None:
             raise UsageError(f"the drafter {cls.name} takes no checkpoint; leave out '=...'")
         return cls()
+
+    @classmethod
+    def suits(cls, target: LoadedModel) -> bool:
+        """Whether `--drafter auto` considers it for this target."""
+        return False
 
     def admit(self, request: Request) -> None:  # noqa: B027  # most have nothing to do
         """Learn of a new request; its prompt is known, its output is empty."""
@@ -104,6 +116,22 @@ class Drafter(ABC):
 def available_drafters() -> tuple[str, ...]:
     """Names registered under the `specdec.drafters` entry-point group, sorted."""
     return tuple(sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)}))
+
+
+def check_drafters(names: str) -> None:
+    """Raise UsageError unless `names` is what `--drafter` takes, `auto` included."""
+    if names != AUTO:
+        parse_drafters(names)
+
+
+def suiting_drafters(target: LoadedModel) -> tuple[type[Drafter], ...]:
+    """The drafters that `auto` considers for a target, by name."""
+    found: list[type[Drafter]] = []
+    for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda point: point.name):
+        drafter: type[Drafter] = point.load()
+        if drafter.suits(target):
+            found.append(drafter)
+    return tuple(found)
 
 
 def parse_drafters(names: str) -> tuple[tuple[type[Drafter], str | None], ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,13 +15,15 @@ from specdec.adaptive import AdaptiveController
 from specdec.block_pool import BlockPool
 from specdec.commit import Committer, StepOutcome, VerifiedStep
 from specdec.composite import CompositeDrafter
-from specdec.config import EngineConfig
+from specdec.composition import compose
+from specdec.config import AUTO, EngineConfig
 from specdec.controller import Controller, FixedBudget
 from specdec.cost_profile import measured_cost
 from specdec.counters import EngineCounters
 from specdec.decision import Reason, StepTimes
-from specdec.drafting import DraftContext, Drafter, parse_drafters
+from specdec.drafting import DraftContext, Drafter, check_drafters
 from specdec.errors import ContextLengthExceeded, InvalidRequest
+from specdec.limits import DEFAULT_NODE_BUDGET
 from specdec.loading import LoadedModel, load_model, make_kv_cache
 from specdec.model_runner import ModelRunner
 from specdec.out_of_memory import OUT_OF_MEMORY, is_out_of_memory
@@ -28,6 +31,7 @@ from specdec.plan import StepPlan
 from specdec.request import RejectedNode, Request, RequestOutput, TokenRecord
 from specdec.sampling import Sampler
 from specdec.scheduler import Scheduler
+from specdec.step_cost import StepCost
 from specdec.step_record import StepRecord
 from specdec.text import StopMatcher
 from specdec.tokenizer import Tokenizer
@@ -48,7 +52,8 @@ class Engine:
                 print(output.tokens)
 
     `loaded`, `drafter` and `controller` replace what the configuration names, for tests and for
-    experiments.
+    experiments. `config` is what the engine runs with: what the configuration left open is settled,
+    and `reason` says in a line how and why; "" where nothing was open.
     """
 
     def __init__(
@@ -59,15 +64,15 @@ class Engine:
         drafter: Drafter | None = None,
         controller: Controller | None = None,
     ) -> None:
-        self.config = config
         if drafter is None:
-            parse_drafters(config.drafter)  # a wrong name is told before a model is loaded
+            check_drafters(config.drafter)  # a wrong name is told before a model is loaded
         self.loaded = loaded or load_model(config)
+        is_open = drafter is None and config.drafter == AUTO
+        config = replace(config, weights=self.loaded.model.precision)
         if drafter is None:
             drafter = CompositeDrafter.load(DraftContext(self.loaded, config))
         elif not isinstance(drafter, CompositeDrafter):
             drafter = CompositeDrafter([drafter], vocab_size=self.vocab_size)
-        self.drafter = drafter
         if config.verification != "coupled":
             for one in drafter.drafters:
                 one.uses_noise = False  # other rules draw with that noise after a rejection
@@ -75,10 +80,27 @@ class Engine:
             config,
             self.loaded.model,
             self.loaded.max_model_len,
-            num_reserved_bytes=self.drafter.num_bytes,
+            num_reserved_bytes=drafter.num_bytes,
         )
         self.runner = ModelRunner(self.loaded.model, kv_cache)
-        self.runner.warm_up(config.node_budget, config.token_budget)
+        most = DEFAULT_NODE_BUDGET if config.node_budget is None else config.node_budget
+        self.runner.warm_up(most, config.token_budget)
+        cost = None
+        if controller is None and config.control == "adaptive" and config.node_budget != 0:
+            cost = measured_cost(self.loaded, self.runner, config)
+        composition = compose(
+            drafter.drafters,
+            cost,
+            hidden_size=self.loaded.model.config.hidden_size,
+            is_open=is_open,
+            node_budget=config.node_budget,
+        )
+        if is_open:
+            drafter = CompositeDrafter(composition.drafters, vocab_size=self.vocab_size)
+            config = replace(config, drafter=composition.names)
+        self.drafter = drafter
+        self.config = replace(config, node_budget=composition.node_budget)
+        self.reason = "; ".join(filter(None, (self.loaded.reason, composition.reason)))
         self.pool = BlockPool(
             kv_cache.num_blocks, config.block_size, prefix_cache=config.prefix_cache
         )
@@ -88,7 +110,7 @@ class Engine:
             max_running=config.max_running,
             max_model_len=self.loaded.max_model_len,
         )
-        self.controller = controller or self._make_controller()
+        self.controller = controller or self._make_controller(cost, composition.node_budget)
         self._verifier = make_verifier(config.verification, kv_cache.device)
         model = self.loaded.model
         self._verifier.warm_up(
@@ -282,15 +304,15 @@ class Engine:
                 )
         return outputs
 
-    def _make_controller(self) -> Controller:
-        config, drafters = self.config, self.drafter.drafters
-        if config.control == "fixed" or config.node_budget == 0:
-            return FixedBudget(config.node_budget)
+    def _make_controller(self, cost: StepCost | None, node_budget: int) -> Controller:
+        drafters = self.drafter.drafters
+        if cost is None:
+            return FixedBudget(node_budget)
         return AdaptiveController(
-            measured_cost(self.loaded, self.runner, config),
+            cost,
             [drafter.name for drafter in drafters],
-            node_budget=config.node_budget,
-            latency_weight=config.latency_weight,
+            node_budget=node_budget,
+            latency_weight=self.config.latency_weight,
             sequential=[drafter.name for drafter in drafters if drafter.is_sequential],
         )
 
@@ -309,7 +331,7 @@ def _keep_records(
     """Note the step in the requests that keep their steps."""
     for offered, item, (request, tokens) in zip(candidates, verified, outcome.tokens, strict=True):
         if request.keeps_steps and item.error is None:
-            request.steps.append(StepRecord.of(offered, item, len(tokens)))
+            request.steps.append(StepRecord.of(offered, item.tree, item.verdict.path, len(tokens)))
 
 
 def _last_output(

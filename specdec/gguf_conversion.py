@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 INTEGERS = "integers.safetensors"
 INTEGER_KINDS = ("Q4_1", "Q8_0")
+GROUP_BYTES = {"int8": 34, "int4": 20}  # of 32 features: Q8_0, Q4_1
 CONTROL, USER_DEFINED = 3, 4  # token types of a GGUF
 GGUF_NAMES = {
     "token_embd": "model.embed_tokens",

@@ -13,7 +13,7 @@ from specdec.builtin_model import cache_folder
 from specdec.config import DEFAULT_MODEL
 from specdec.drafting import available_drafters
 from specdec.kernels import native_library
-from specdec.loading import resolve_precision
+from specdec.precision import resolve_precision
 
 _PACKAGES = ("specdec-server", "torch", "triton", "safetensors", "tokenizers", "starlette")
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 MAX_NODE_BUDGET = 255  # a tree is at most 256 nodes, root included: four 64-bit ancestor words
+DEFAULT_NODE_BUDGET = 16  # where costs say nothing better
 
 
 @dataclass(frozen=True)

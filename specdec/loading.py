@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -19,6 +20,7 @@ from specdec.model import TargetModel
 from specdec.model_config import ModelConfig
 from specdec.native_model import NativeModel
 from specdec.native_weights import IntegerSource
+from specdec.precision import load_fastest, own_integers, resolve_precision
 from specdec.row_invariance import PINNED_ROWS
 from specdec.target import PagedCache, Target
 from specdec.tokenizer import Tokenizer
@@ -29,13 +31,17 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """What an engine needs of a model; `tokenizer` is None for models without text."""
+    """What an engine needs of a model; `tokenizer` is None for models without text.
+
+    `reason` says why the weights are in this precision, where there was a choice.
+    """
 
     model: Target
     tokenizer: Tokenizer | None
     eos_token_ids: tuple[int, ...]
     name: str
     max_model_len: int
+    reason: str = ""
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
@@ -58,13 +64,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     with ThreadPoolExecutor(1) as pool:  # parsing the tokenizer costs a tenth of a second
         loading = pool.submit(Tokenizer.load, folder)
         try:
-            model = load_target(
-                config,
-                model_config,
-                checkpoints.open_weights(folder),
-                max_model_len,
-                checkpoints.open_integers(folder),
-            )
+            model, reason = _load_target(config, model_config, folder, max_model_len)
         except torch.OutOfMemoryError:
             raise UsageError(f"the weights of {config.model} do not fit on {device}") from None
         tokenizer = loading.result()
@@ -74,7 +74,23 @@ def load_model(config: EngineConfig) -> LoadedModel:
         eos_token_ids=tokenizer.eos_token_ids,
         name=config.model,
         max_model_len=max_model_len,
+        reason=reason,
     )
+
+
+def _load_target(
+    config: EngineConfig, model_config: ModelConfig, folder: Path, max_model_len: int
+) -> tuple[Target, str]:
+    """The target in the precision that is asked for, or in the best one; and why."""
+    weights, integers = checkpoints.open_weights(folder), checkpoints.open_integers(folder)
+
+    def load(precision: WeightPrecision) -> Target:
+        wanted = replace(config, weights=precision)
+        return load_target(wanted, model_config, weights, max_model_len, integers)
+
+    if config.weights != "auto" or not config.device.startswith("cpu"):
+        return load(config.weights), ""
+    return load_fastest(load, own_integers(weights, integers), config, model_config)
 
 
 def load_target(
@@ -155,15 +171,6 @@ def native_forward(config: EngineConfig, model_config: ModelConfig) -> ctypes.CD
         print(f"specdec: using PyTorch's slower forward: {reason}", file=sys.stderr)
         return None
     return library
-
-
-def resolve_precision(weights: WeightPrecision, device: torch.device) -> str:
-    """The weights' precision; `auto` is bf16 where the processor multiplies bf16 natively."""
-    if weights != "auto":
-        return weights
-    if device.type == "cpu" and not torch.cpu._is_avx512_bf16_supported():
-        return "fp32"
-    return "bf16"
 
 
 def make_kv_cache(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specdec.config import WeightPrecision
 from specdec.kernels.step_ops import HeadShape, StepOps
 from specdec.kv_cache import KVCache
 from specdec.model_config import ModelConfig
@@ -69,6 +70,16 @@ class TargetModel:
             dtype=self._kv_dtype(kv),
             device=self.device,
         )
+
+    @property
+    def precision(self) -> WeightPrecision:
+        """Of its weights: bf16, fp16 or fp32."""
+        names: dict[torch.dtype, WeightPrecision] = {
+            torch.bfloat16: "bf16",
+            torch.float16: "fp16",
+            torch.float32: "fp32",
+        }
+        return names[self.weights.dtype]
 
     @property
     def weight_bytes(self) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Annotated, Any
 
 import typer
 
@@ -11,10 +14,14 @@ from specdec.config import EngineConfig
 
 Model = Annotated[str, typer.Option(help="Folder of safetensors, hub id, or the built-in name.")]
 Drafter = Annotated[
-    str, typer.Option(help="Who guesses, commas between several: docs/drafters.md.")
+    str,
+    typer.Option(help="Who guesses, commas between several; auto: who pays. docs/drafters.md"),
 ]
 NodeBudget = Annotated[
-    int, typer.Option(help="Most draft nodes of a request per step, 0 = plain decoding.")
+    int | None,
+    typer.Option(
+        help="Most draft nodes of a request per step, 0 = plain decoding; default: as costs say."
+    ),
 ]
 Control = Annotated[
     str, typer.Option(help="adaptive: verify as many nodes as pay; fixed: always the budget.")
@@ -23,7 +30,11 @@ LatencyWeight = Annotated[
     float, typer.Option(help="Adaptive: 0 for most tokens in all, 1 for least mean time per token.")
 ]
 Weights = Annotated[
-    str, typer.Option(help="Weights: auto, bf16, fp32, int8 or int4; GPU or torch also fp16.")
+    str,
+    typer.Option(
+        help="Weights: bf16, fp32, int8 or int4; GPU or torch also fp16; auto: the fastest that "
+        "loses nothing."
+    ),
 ]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 Rule = Annotated[str, typer.Option(help="coupled, rejection, or typical (lossy).")]
@@ -43,6 +54,7 @@ Deterministic = Annotated[
     ),
 ]
 TokenBudget = Annotated[int, typer.Option(help="Most query tokens per step.")]
+MaxRunning = Annotated[int, typer.Option(help="Most requests at once.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DEFAULTS = EngineConfig()
 
@@ -52,3 +64,69 @@ def need_command(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         print(context.get_help(), file=sys.stderr)
         raise typer.Exit(2)
+
+
+# The options of an engine, by the fields of EngineConfig that they set.
+ENGINE_OPTIONS = {
+    "model": Model,
+    "drafter": Drafter,
+    "node_budget": NodeBudget,
+    "control": Control,
+    "latency_weight": LatencyWeight,
+    "verification": Rule,
+    "weights": Weights,
+    "device": Device,
+    "threads": Threads,
+    "max_model_len": Context,
+    "kv_memory_mib": KvMemory,
+    "kv": Kv,
+    "backend": Backend,
+    "deterministic": Deterministic,
+    "token_budget": TokenBudget,
+    "max_running": MaxRunning,
+}
+
+
+def engine_options(
+    *names: str, but: Sequence[str] = (), **defaults: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command these options in place of its parameter `config`, which is made of them.
+
+    No names are all of them, less those in `but`; `defaults` are those that differ from
+    EngineConfig's. The options stand where `config` stood.
+
+    Example: `@engine_options("model", "threads", kv_memory_mib=512)` above
+    `def acceptance(data: Data = None, *, config: EngineConfig) -> None`.
+    """
+    wanted = dict.fromkeys((*(names or ENGINE_OPTIONS), *defaults))
+    chosen = [name for name in wanted if name not in but]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True)
+        shared = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=defaults.get(name, getattr(DEFAULTS, name)),
+                annotation=ENGINE_OPTIONS[name],
+            )
+            for name in chosen
+        ]
+        parameters: list[inspect.Parameter] = []
+        for parameter in own.parameters.values():
+            keyword = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            parameters += shared if parameter.name == "config" else [keyword]
+        signature = own.replace(parameters=parameters)
+
+        @wraps(command)
+        def run(**given: Any) -> None:
+            bound = signature.bind(**given)
+            bound.apply_defaults()
+            config = EngineConfig(**{name: bound.arguments.pop(name) for name in chosen})
+            command(config=config, **bound.arguments)
+
+        run.__signature__ = signature  # type: ignore[attr-defined]  # what typer reads
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        return run
+
+    return decorate

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from specdec.config import WeightPrecision
 from specdec.model_config import ModelConfig
 
 
@@ -70,6 +71,10 @@ class Target(Protocol):
     @property
     def logits_dtype(self) -> torch.dtype:
         """What its logits are in."""
+
+    @property
+    def precision(self) -> WeightPrecision:
+        """Of its weights: bf16, fp16, fp32, int8 or int4."""
 
     @property
     def weight_bytes(self) -> int:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from specdec.kernels import native_library
 from tests.server.conftest import make_folder
-from tests.server.test_real_engine import add_weights
+from tests.server.real_engine import add_weights
 from tests.toy import compiled_native
 
 PROMPT = "abcabcabcabcabc"
@@ -292,8 +292,9 @@ def test_without_a_compiler_it_is_pytorch(shell: Shell) -> None:
     generate = ("generate", "--model", str(shell.model), *QUICK, "--raw", PROMPT)
     done = shell.run(*generate, CXX="no-such-compiler")
     assert done.returncode == 0 and done.stdout
-    *_, last = done.stderr.splitlines()
-    assert re.fullmatch("specdec: using PyTorch's .*no-such-compiler.*", last)
+    *_, warning, chosen = done.stderr.splitlines()
+    assert re.fullmatch("specdec: using PyTorch's .*no-such-compiler.*", warning)
+    assert re.fullmatch(r"chosen: drafter prediction,suffix; at most \d+ nodes a step", chosen)
     done = shell.run(*generate, "--kv", "int8", CXX="no-such-compiler")
     assert (done.returncode, done.stdout) == (2, "")
     *_, last = done.stderr.splitlines()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from specdec import cost_cache
+from specdec import cost_cache, machine_cache
 from specdec.config import EngineConfig
 from specdec.cost_profile import (
     ForwardTimer,
@@ -37,6 +37,7 @@ class FakeModel:
     """Of a target only what identifies it."""
 
     config = "a shape"
+    precision = "bf16"
     weight_bytes = WEIGHT_BYTES
     device = torch.device("cpu")
 
@@ -105,7 +106,7 @@ class Machine(ModelRunner):
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(cost_cache, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(machine_cache, "cache_folder", lambda: tmp_path)
     return tmp_path / "step-cost"
 
 
@@ -130,12 +131,12 @@ def test_a_machine_of_the_assumed_kind_is_known_everywhere() -> None:
             assert found[num_rows] == pytest.approx(expected, rel=1e-6)
 
 
-def test_warm_ups_and_single_slow_forwards_do_not_count() -> None:
+def test_warm_ups_and_slow_forwards_do_not_count() -> None:
     machine = Machine(machine_curve)
 
     def factor() -> float:
         is_first = machine.rows[-1] not in machine.rows[:-1]
-        return 10.0 if is_first or len(machine.rows) % 7 == 3 else 1.0
+        return 10.0 if is_first or len(machine.rows) % 3 else 1.0
 
     machine.factor = factor
     cost = machine.profile(9.0)
@@ -241,7 +242,7 @@ def test_other_settings_are_measured_anew(settings: dict[str, Any], cache: Path)
 
 def broken(text: str) -> dict[str, str]:
     kept = json.loads(text)
-    seconds = json.dumps(kept["table"]["seconds"])
+    seconds = json.dumps(kept["value"]["seconds"])
     return {
         "empty": "",
         "truncated": text[: len(text) // 2],
@@ -256,7 +257,7 @@ def broken(text: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("kind", list(broken('{"identity": {}, "table": {"seconds": [[[0.01]]]}}')))
+@pytest.mark.parametrize("kind", list(broken('{"identity": {}, "value": {"seconds": [[[0.01]]]}}')))
 def test_a_file_that_is_not_whole_counts_as_none(kind: str, cache: Path) -> None:
     Machine(machine_curve).measure()
     (file,) = cache.iterdir()
@@ -275,7 +276,7 @@ def test_a_folder_that_cannot_be_written_is_done_without(
 ) -> None:
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "folder"  # root may write anywhere else
-    monkeypatch.setattr(cost_cache, "cache_folder", lambda: folder)
+    monkeypatch.setattr(machine_cache, "cache_folder", lambda: folder)
     assert one_row(Machine(machine_curve).measure(), 1) > 0
     (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
     assert "measured again" in warning.message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from specdec import checkpoints
+from specdec.composition import BUDGETS
 from specdec.config import DEFAULT_MODEL, Backend, EngineConfig
 from specdec.drafters.pretrained import lookup
 from specdec.drafting import Drafter
@@ -305,3 +307,25 @@ def recorded_plans(engine: Engine) -> list[StepPlan]:
 
     engine.scheduler.plan = plan  # type: ignore[method-assign]  # a spy
     return plans
+
+
+def test_without_options_it_chooses_for_itself(folder: Path) -> None:
+    """What was measured of medusa is told, and answers are those of plain decoding."""
+    engine = Engine(EngineConfig(max_model_len=MAX_LEN, kv_memory_mib=256))
+    chosen = engine.config
+    drafters = chosen.drafter.split(",")
+    assert drafters in (["prediction", "suffix"], ["prediction", "suffix", "medusa"])
+    assert [drafter.name for drafter in engine.drafter.drafters] == drafters
+    assert chosen.node_budget in BUDGETS and chosen.weights == engine.loaded.model.precision
+    if isinstance(engine.loaded.model, NativeModel):
+        assert re.fullmatch(
+            r"(int4 weights, which the checkpoint was made from|bf16 weights): \d+\.\d ms a step, "
+            r"(bf16|int4) \d+\.\d; drafter \S+, medusa (gives|would give) \d+\.\d\dx; "
+            r"at most \d+ nodes a step",
+            engine.reason,
+        )
+    plain = make_engine(engine.loaded, "none")
+    for request, same in zip(asked(engine.loaded), asked(engine.loaded), strict=True):
+        run(engine, [request])
+        run(plain, [same])
+        assert request.output_ids == same.output_ids

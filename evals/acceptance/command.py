@@ -8,20 +8,7 @@ import typer
 
 from specdec.config import DEFAULT_MODEL, EngineConfig
 from specdec.evals.report.options import ApiKey, Data, Out, PerTask, Task, Turns, given_of, refuse
-from specdec.options import (
-    DEFAULTS,
-    AsJson,
-    Backend,
-    Context,
-    Control,
-    Device,
-    Kv,
-    KvMemory,
-    Model,
-    Rule,
-    Threads,
-    Weights,
-)
+from specdec.options import AsJson, engine_options
 
 if TYPE_CHECKING:  # the command line starts without them
     from collections.abc import Sequence
@@ -41,6 +28,11 @@ _OF_THE_ENGINE = (
 _OF_A_SERVER = ("api_key", "served_model")
 
 
+@engine_options(
+    *("model", "weights", "kv", "device", "backend", "threads", "max_model_len", "verification"),
+    control="fixed",
+    kv_memory_mib=512,
+)
 def acceptance(
     context: typer.Context,
     data: Data = None,
@@ -68,8 +60,6 @@ def acceptance(
     ] = None,
     temperature: Annotated[str, typer.Option(help="Of all answers, commas between several.")] = "0",
     max_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 128,
-    control: Control = "fixed",
-    verification: Rule = DEFAULTS.verification,
     no_noise: Annotated[
         bool, typer.Option("--no-noise", help="Draft plain top-k trees for sampled requests too.")
     ] = False,
@@ -80,14 +70,8 @@ def acceptance(
     served_model: Annotated[
         str | None, typer.Option(help="The server's model; default: its first.")
     ] = None,
-    model: Model = DEFAULT_MODEL,
-    weights: Weights = DEFAULTS.weights,
-    kv: Kv = DEFAULTS.kv,
-    device: Device = DEFAULTS.device,
-    backend: Backend = DEFAULTS.backend,
-    threads: Threads = None,
-    max_model_len: Context = None,
-    kv_memory_mib: KvMemory = 512,
+    *,
+    config: EngineConfig,
     out: Out = None,
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the table as README has it.")
@@ -100,18 +84,7 @@ def acceptance(
         refuse(_OF_A_SERVER, given, "is a server's: use it with --url")
     else:
         refuse(_OF_THE_ENGINE, given, "is for the start of a server: use it without --url")
-    config = EngineConfig(
-        model=model,
-        weights=weights,  # type: ignore[arg-type]  # validated by EngineConfig
-        kv=kv,  # type: ignore[arg-type]  # validated by EngineConfig
-        device=device,
-        backend=backend,  # type: ignore[arg-type]  # validated by EngineConfig
-        control=control,  # type: ignore[arg-type]  # validated by EngineConfig
-        verification=verification,  # type: ignore[arg-type]  # validated by EngineConfig
-        threads=threads,
-        max_model_len=max_model_len,
-        kv_memory_mib=kv_memory_mib,
-    )
+
     from specdec.evals.acceptance.report import has_unequal
     from specdec.evals.acceptance.run import AcceptanceSettings, Address, run
     from specdec.evals.acceptance.setting import SERVER
@@ -119,7 +92,7 @@ def acceptance(
     from specdec.evals.report.report import show
 
     if drafter is None:
-        trained = _TRAINED if model == DEFAULT_MODEL else ()
+        trained = _TRAINED if config.model == DEFAULT_MODEL else ()
         drafter = [SERVER] if url else [*_DRAFTERS, *trained]
     settings = AcceptanceSettings(
         _samples(data or (), code_edits, per_task, task or ()),

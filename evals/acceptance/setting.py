@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TypeVar
 
-from specdec.drafting import parse_drafters
+from specdec.drafting import check_drafters as check_names
 from specdec.errors import UsageError
 from specdec.limits import MAX_NODE_BUDGET, SpeculationLimits
 
@@ -109,7 +109,7 @@ class Sweep:
 def check_drafters(drafters: Sequence[str]) -> None:
     """Raise UsageError for a drafter that there is not, before anything is loaded."""
     for drafter in drafters:
-        parse_drafters(drafter)
+        check_names(drafter)
 
 
 def numbers(option: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:

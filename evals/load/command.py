@@ -10,22 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specdec.config import DEFAULT_MODEL, EngineConfig
+from specdec.config import EngineConfig
 from specdec.errors import UsageError
 from specdec.evals.report.options import ApiKey, Data, Out, Task, given_of, refuse
-from specdec.options import (
-    DEFAULTS,
-    AsJson,
-    Backend,
-    Control,
-    Drafter,
-    Kv,
-    KvMemory,
-    Model,
-    NodeBudget,
-    Threads,
-    Weights,
-)
+from specdec.options import AsJson, engine_options
 
 if TYPE_CHECKING:
     from specdec.evals.load.lengths import Lengths
@@ -39,6 +27,7 @@ _OF_A_SERVER = (
 _OF_URLS = ("api_key", "served_model")
 
 
+@engine_options(*_OF_A_SERVER)
 def load(
     context: typer.Context,
     url: Annotated[
@@ -102,18 +91,8 @@ def load(
         ),
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds for a whole answer.")] = 600.0,
-    max_running: Annotated[
-        int, typer.Option(help="Most requests at once of a server of our own.")
-    ] = DEFAULTS.max_running,
-    drafter: Drafter = DEFAULTS.drafter,
-    node_budget: NodeBudget = DEFAULTS.node_budget,
-    control: Control = DEFAULTS.control,
-    weights: Weights = DEFAULTS.weights,
-    kv: Kv = DEFAULTS.kv,
-    backend: Backend = DEFAULTS.backend,
-    threads: Threads = None,
-    kv_memory_mib: KvMemory = DEFAULTS.kv_memory_mib,
-    model: Model = DEFAULT_MODEL,
+    *,
+    config: EngineConfig,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
@@ -142,20 +121,6 @@ def load(
         refuse(_OF_A_SERVER, given, "is for the start of a server: use it without --url")
     if rate is None:
         refuse(("burstiness",), given, "is of the arrivals of --rate")
-    config = None
-    if url is None:
-        config = EngineConfig(
-            model=model,
-            drafter=drafter,
-            node_budget=node_budget,
-            control=control,  # type: ignore[arg-type]  # validated by EngineConfig
-            weights=weights,  # type: ignore[arg-type]  # validated by EngineConfig
-            kv=kv,  # type: ignore[arg-type]  # validated by EngineConfig
-            backend=backend,  # type: ignore[arg-type]  # validated by EngineConfig
-            threads=threads,
-            kv_memory_mib=kv_memory_mib,
-            max_running=max_running,
-        )
     prompts, asked = _prompts(
         data or (),
         task or (),
@@ -166,7 +131,7 @@ def load(
     )
     settings = LoadSettings(
         levels=parse_levels(concurrency, rate),
-        series=parse_sweep(sweep, config),
+        series=parse_sweep(sweep, config if url is None else None),
         extent=Extent(requests, duration, warmup),
         prompts=prompts,
         asked=asked,

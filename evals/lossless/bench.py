@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from specdec.errors import ContextLengthExceeded
 from specdec.evals.acceptance.edited import with_edits
 from specdec.evals.data.sample import Sample
 from specdec.evals.lossless.answer import Answer
 from specdec.evals.lossless.comparison import Comparison, Divergence
 from specdec.evals.lossless.question import Asked, Question, seeds_of
-from specdec.evals.lossless.respondent import PLAIN, Respondent, check_fits
+from specdec.evals.lossless.respondent import PLAIN, Respondent, check_fits, does_not_fit
 from specdec.evals.report.journal import Journal
 from specdec.evals.report.progress import progress
 
@@ -90,7 +91,7 @@ class _Runner:
         return num_turns(self._settings) * (1 + len(self._settings.settings))
 
     def plain(self, advance: Callable[[str], None]) -> dict[Question, Answer]:
-        """One at a time, turn after turn."""
+        """One at a time, turn after turn, until one has no room in the context."""
         found: dict[Question, Answer] = {}
         for first in _first_turns(self._settings):
             answers: tuple[str, ...] = ()
@@ -98,7 +99,12 @@ class _Runner:
                 question = _turn(first, turn, answers)
                 if not self._respondent.fits(question):
                     break
-                found |= self._ask(PLAIN, [Asked(question)], 1, advance)
+                try:
+                    found |= self._ask(PLAIN, [Asked(question)], 1, advance)
+                except ContextLengthExceeded:  # a server's own word
+                    if turn == 0:
+                        raise does_not_fit(question) from None
+                    break
                 answers += (found[question].text,)
         return found
 

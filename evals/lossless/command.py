@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -10,20 +11,7 @@ import typer
 from specdec.config import DEFAULT_MODEL, EngineConfig
 from specdec.errors import UsageError
 from specdec.evals.report.options import ApiKey, Data, Out, PerTask, Task, Turns, given_of, refuse
-from specdec.options import (
-    DEFAULTS,
-    AsJson,
-    Backend,
-    Context,
-    Deterministic,
-    Device,
-    Kv,
-    KvMemory,
-    NodeBudget,
-    Rule,
-    Threads,
-    Weights,
-)
+from specdec.options import AsJson, engine_options
 
 _OF_ENGINES = (
     *("node_budget", "control", "verification", "weights", "kv", "device", "backend"),
@@ -34,6 +22,12 @@ _OF_EQUALITY = ("seeds", "turns", "max_tokens", "tie_margin")
 _OF_DISTRIBUTIONS = ("draws",)
 
 
+@engine_options(
+    *("node_budget", "verification", "weights", "kv", "device", "deterministic", "backend"),
+    *("threads", "max_model_len"),
+    control="fixed",
+    kv_memory_mib=512,
+)
 def lossless(
     context: typer.Context,
     data: Data = None,
@@ -69,22 +63,11 @@ def lossless(
     ] = None,
     api_key: ApiKey = None,
     against_key: Annotated[str | None, typer.Option(help="Key of --against.")] = None,
-    node_budget: NodeBudget = DEFAULTS.node_budget,
-    control: Annotated[
-        str, typer.Option(help="fixed: always verify the budget; adaptive: as many as pay.")
-    ] = "fixed",
-    verification: Rule = DEFAULTS.verification,
-    weights: Weights = DEFAULTS.weights,
-    kv: Kv = DEFAULTS.kv,
-    device: Device = DEFAULTS.device,
-    deterministic: Deterministic = DEFAULTS.deterministic,
-    backend: Backend = DEFAULTS.backend,
-    threads: Threads = None,
-    max_model_len: Context = None,
-    kv_memory_mib: KvMemory = 512,
     model: Annotated[
         str | None, typer.Option(help="Folder, hub id or built-in name; at a URL, its name there.")
     ] = None,
+    *,
+    config: EngineConfig,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
@@ -113,23 +96,9 @@ def lossless(
     )
     drafters = tuple(drafter or ())
     check_names(drafters, "--drafter")
-    config = None
     if url is None:
         drafters = drafters or default_drafters(model or DEFAULT_MODEL)
-        config = EngineConfig(
-            model=model or DEFAULT_MODEL,
-            weights=weights,  # type: ignore[arg-type]  # validated by EngineConfig
-            device=device,
-            node_budget=node_budget,
-            control=control,  # type: ignore[arg-type]  # validated by EngineConfig
-            verification=verification,  # type: ignore[arg-type]  # validated by EngineConfig
-            max_model_len=max_model_len,
-            kv_memory_mib=kv_memory_mib,
-            kv=kv,  # type: ignore[arg-type]  # validated by EngineConfig
-            backend=backend,  # type: ignore[arg-type]  # validated by EngineConfig
-            deterministic=deterministic,
-            threads=threads,
-        )
+        config = replace(config, model=model or DEFAULT_MODEL)
     run = Run(
         samples=samples,
         drafters=drafters,
@@ -140,13 +109,13 @@ def lossless(
         num_turns=turns,
         tie_margin=tie_margin,
         draws=draws,
-        config=config,
+        config=config if url is None else None,
         url=url,
         against=against,
         api_key=api_key,
         against_key=against_key,
         model=model,
-        deterministic=deterministic,
+        deterministic=config.deterministic,
         out=out,
     )
     report = run.distribution() if distribution else run.equality()

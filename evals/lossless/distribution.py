@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specdec.errors import SpecdecError
+from specdec.errors import ContextLengthExceeded, SpecdecError
 from specdec.evals.data.sample import Sample
 from specdec.evals.lossless.answer import Answer
 from specdec.evals.lossless.homogeneity import Draw, Homogeneity, holm
 from specdec.evals.lossless.question import Asked, Question
-from specdec.evals.lossless.respondent import PLAIN, Respondent, check_fits
+from specdec.evals.lossless.respondent import PLAIN, Respondent, check_fits, does_not_fit
 from specdec.evals.report.journal import Journal
 from specdec.evals.report.progress import progress
 
@@ -177,5 +177,8 @@ class _Drawer:
                 )
             answers[question.seed] = answer
 
-        self.respondent.ask(setting, asked, self.settings.concurrency, lambda _: None, done)
+        try:
+            self.respondent.ask(setting, asked, self.settings.concurrency, lambda _: None, done)
+        except ContextLengthExceeded:  # a server's own word
+            raise does_not_fit(asked[0].question) from None
         return Drawn.of([answers[seed] for seed in seeds])

@@ -57,8 +57,10 @@ class InProcess:
             self._engine(setting)
 
     def fits(self, question: Question) -> bool:
-        """See Respondent."""
-        return len(self._prompt(question)) < self.loaded.max_model_len
+        """See Respondent. Raises UsageError for tokens that the model does not have."""
+        loaded = self.loaded
+        question.sample.check_vocabulary(loaded.model.config.vocab_size, loaded.name)
+        return len(self._prompt(question)) < loaded.max_model_len
 
     def ask(
         self, setting: str, asked: Sequence[Asked], concurrency: int, begun: Begun, done: Done

@@ -27,7 +27,8 @@ class Respondent(Protocol):
     ) -> None:
         """Answer all, `concurrency` at a time; says when one is begun and when it is done.
 
-        Raises SpecdecError if one cannot be answered.
+        Raises SpecdecError if one cannot be answered, ContextLengthExceeded if its prompt leaves no
+        room for that.
         """
 
     def log_probs(
@@ -53,6 +54,10 @@ def check_fits(respondent: Respondent, questions: Iterable[Question]) -> None:
     """Raises UsageError, naming the sample, for a prompt without room."""
     for question in questions:
         if not respondent.fits(question):
-            raise UsageError(
-                f"sample {question.sample.sample_id} does not fit the context: leave it out"
-            )
+            raise does_not_fit(question)
+
+
+def does_not_fit(question: Question) -> UsageError:
+    """What to say of a sample whose first prompt leaves no room for an answer."""
+    name = question.sample.sample_id
+    return UsageError(f"sample {name} does not fit the context: leave it out")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.config import EngineConfig
-from specdec.drafting import parse_drafters
+from specdec.drafting import check_drafters
 from specdec.errors import UsageError
 from specdec.evals.data.sample import Sample, digest
 from specdec.evals.lossless import distribution, render, render_distribution
@@ -20,7 +20,6 @@ from specdec.evals.lossless.served import DEFAULT, ServedAnswers
 from specdec.evals.report.journal import Journal
 from specdec.evals.report.machine import origin
 from specdec.evals.report.report import Report, ReportFolder
-from specdec.loading import resolve_precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +126,7 @@ class Run:
         """Everything that can be wrong, before a model is loaded."""
         if self.url is None:
             for drafter in self.drafters:
-                parse_drafters(drafter)
+                check_drafters(drafter)
         return ReportFolder(self.out, name)
 
     def _respondent(self, *, caches_prompts: bool) -> Respondent:
@@ -153,8 +152,7 @@ class Run:
             return self.tie_margin
         if self.config is None or not isinstance(respondent, InProcess):
             return COARSE_TIE_MARGIN
-        weights = resolve_precision(self.config.weights, respondent.loaded.model.device)
-        return default_tie_margin(weights, self.config.kv)
+        return default_tie_margin(respondent.loaded.model.precision, self.config.kv)
 
     def _journal(self, name: str) -> Journal:
         """Of what decides the answers."""

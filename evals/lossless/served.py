@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specdec.errors import SpecdecError, UsageError
+from specdec.errors import ContextLengthExceeded, SpecdecError, UsageError
 from specdec.evals.client.endpoint import Endpoint
 from specdec.evals.lossless.answer import Answer
 from specdec.evals.lossless.question import Asked, Question
@@ -54,7 +54,7 @@ class ServedAnswers:
                 )
 
     def fits(self, question: Question) -> bool:
-        """See Respondent; only the server knows."""
+        """See Respondent; only the server knows, and says so when it is asked."""
         return True
 
     def ask(
@@ -125,6 +125,8 @@ class ServedAnswers:
         if self.knows_speculation and item.predicted_text:
             body["prediction"] = {"type": "content", "content": item.predicted_text}
         exchange = await endpoint.ask(route, body)
+        if exchange.exceeds_context:
+            raise ContextLengthExceeded(f"{question.name}: {exchange.error}")
         if exchange.outcome != "ok":
             raise SpecdecError(
                 f"{question.name}: the server answers {exchange.status or 'nothing'}: "

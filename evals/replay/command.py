@@ -6,15 +6,16 @@ from typing import Annotated
 
 import typer
 
-from specdec.config import DEFAULT_MODEL, EngineConfig
+from specdec.config import EngineConfig
 from specdec.errors import UsageError
 from specdec.evals.report.options import Data, Out, Task
-from specdec.options import DEFAULTS, AsJson, Context, Model, TokenBudget
+from specdec.options import AsJson, engine_options
 
 DRAFTERS = ("ngram", "suffix", "prediction", "prediction,suffix")
 NODE_BUDGETS = "4,8,16,32"
 
 
+@engine_options("model", "max_model_len", "token_budget")
 def replay(
     data: Data = None,
     task: Task = None,
@@ -42,9 +43,8 @@ def replay(
         str | None,
         typer.Option(help="Predict speed: FILE of step costs, or measured for the last ones here."),
     ] = None,
-    max_model_len: Context = None,
-    token_budget: TokenBudget = DEFAULTS.token_budget,
-    model: Model = DEFAULT_MODEL,
+    *,
+    config: EngineConfig,
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
@@ -68,7 +68,7 @@ def replay(
     )
     check_drafters(sweep.drafters)
     settings = ReplaySettings(
-        EngineConfig(model=model, max_model_len=max_model_len, token_budget=token_budget),
+        config,
         first_of_each_task(read_all(data), per_task, task or ()),
         sweep,
         max_tokens,

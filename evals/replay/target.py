@@ -12,7 +12,7 @@ from torch import Tensor
 from specdec import checkpoints, native_choice
 from specdec.builtin_model import cache_folder
 from specdec.composite import CompositeDrafter
-from specdec.config import EngineConfig
+from specdec.config import EngineConfig, WeightPrecision
 from specdec.drafting import DraftContext, Drafter, parse_drafters
 from specdec.errors import UsageError
 from specdec.kernels import native_library
@@ -42,6 +42,10 @@ class RecordedTarget:
     @property
     def logits_dtype(self) -> torch.dtype:
         return torch.float32
+
+    @property
+    def precision(self) -> WeightPrecision:
+        return "fp32"
 
     @property
     def weight_bytes(self) -> int:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from specdec.config import EngineConfig
-from specdec.loading import resolve_precision
 from specdec.native_model import NativeModel
 from specdec.target import Target
 
@@ -56,7 +55,7 @@ def target(config: EngineConfig, model: Target) -> dict[str, Any]:
     """What was served."""
     return {
         "model": config.model,
-        "weights": resolve_precision(config.weights, model.device),
+        "weights": model.precision,
         "kv": config.kv,
         "backend": "native" if isinstance(model, NativeModel) else "torch",
     }

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specdec.drafters.medusa import NUM_CHILDREN, TREES, MedusaDrafter
-from specdec.drafters.medusa_choices import PUBLISHED, Choice, best_choices
+from specdec.drafters.medusa_choices import PUBLISHED, Choice, best_choices, worths
 from specdec.drafters.medusa_heads import WEIGHTS_FILE, MedusaHeads
 from specdec.drafters.packed_heads import HeadGuesses, PackedHeads
 from specdec.drafting import DraftContext
@@ -223,7 +223,7 @@ def test_a_folder_is_loaded_with_any_tree(tree: str, target: LoadedModel, tmp_pa
     drafter.observe(req, NO_VERDICT, torch.randn(1, 96))
     (drawn,) = drafter.draft([DecodeStep(req, 6)])
     assert drawn.num_nodes > 1 and {token % 5 for token in drawn.token_ids[1:]} == {0}
-    assert drafter.num_bytes > 0
+    assert drafter.num_bytes > 0 and drafter.worths == worths(RANKS[:2], 16)
 
 
 def test_blank_heads_say_what_the_targets_projection_says(

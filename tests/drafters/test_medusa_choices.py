@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from specdec.config import EngineConfig
 from specdec.drafters.medusa import NUM_CHILDREN, MedusaDrafter
-from specdec.drafters.medusa_choices import PUBLISHED, Choice, best_choices
+from specdec.drafters.medusa_choices import PUBLISHED, Choice, best_choices, worths
 from specdec.drafting import DraftContext
 from specdec.errors import UsageError
 from tests.drafters.toy_drafters import toy_heads
@@ -72,6 +72,12 @@ def test_best_choices_are_the_worthiest_of_all(ranks: list[list[float]], count: 
 def test_the_example() -> None:
     assert best_choices([[0.6, 0.2], [0.5, 0.1]], 3) == ((0,), (0, 0), (1,))
     assert best_choices([], 3) == ()
+
+
+def test_worths_are_products_of_paths_and_fall() -> None:
+    assert worths([[0.6, 0.2], [0.5, 0.1]], 3) == (0.6, 0.3, 0.2)
+    assert worths([[0.5, 0.25], [0.4]], 16) == (0.5, 0.25, 0.2, 0.1)
+    assert worths([], 16) == ()
 
 
 def test_a_tree_by_ranks_needs_ranks(tmp_path: Path) -> None:

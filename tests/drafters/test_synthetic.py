@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -22,23 +21,17 @@ from specdec.params import SamplingParams
 from specdec.plan import DecodeStep
 from specdec.request import Request, TokenRecord
 from specdec.tree import DraftTree
-from tests.server.conftest import RunningServer, make_folder
-from tests.server.test_real_engine import add_weights
-from tests.toy import ALPHABET, compiled_native, run_all, toy_engine, toy_model
+from tests.server.conftest import RunningServer
+from tests.server.real_engine import engine_command, serving_weights
+from tests.toy import ALPHABET, run_all, toy_engine, toy_model
 
 RATES = (0.8, 0.6, 0.4)
 LENGTH = 40  # of toy answers
 WIDE = {"max_running": 64, "token_budget": 1024}  # so wide that no step lacks room for a guess
-ENGINE = """
-import signal, socket, sys
-from specdec.drafters.synthetic import SyntheticDrafter
-from specdec.engine import Engine
-from specdec.server import engine_process
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-with socket.socket(fileno=int(sys.argv[1])) as sock:
-    build = lambda config: Engine(config, drafter=SyntheticDrafter((1, 1, 0.5), 300))
-    sys.exit(engine_process.run(sock, build))
-"""
+ENGINE = engine_command(
+    "Engine(config, drafter=SyntheticDrafter((1, 1, 0.5), 300))",
+    "from specdec.drafters.synthetic import SyntheticDrafter",
+)
 
 
 def drafted(
@@ -296,14 +289,8 @@ def test_intervals_over_such_requests_hold_the_truth() -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    compiled_native()
-    folder = make_folder(tmp_path_factory.mktemp("weights"))
-    add_weights(folder)
-    running = RunningServer(folder, engine_command=(sys.executable, "-c", ENGINE))
-    running.wait_ready()
-    yield running
-    assert running.end() == ""
-    assert running.process.returncode == 0
+    with serving_weights(tmp_path_factory.mktemp("weights"), ENGINE) as running:
+        yield running
 
 
 def test_text_that_comes_back_is_enough_over_http(server: RunningServer) -> None:

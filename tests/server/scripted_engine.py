@@ -27,12 +27,12 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from specdec.config import EngineConfig
+from specdec.config import AUTO, EngineConfig
 from specdec.counters import EngineCounters
 from specdec.decision import Decision, Reason
 from specdec.errors import CheckpointError, ContextLengthExceeded, InvalidRequest
@@ -100,8 +100,15 @@ class ScriptedController:
         }
 
 
+def settled(config: EngineConfig) -> EngineConfig:
+    """As an engine settles what is left open."""
+    drafter = "prediction,suffix" if config.drafter == AUTO else config.drafter
+    return replace(config, drafter=drafter, node_budget=config.node_budget or 16)
+
+
 class ScriptedEngine:
     def __init__(self, config: EngineConfig) -> None:
+        self.config, self.reason = settled(config), ""
         self.folder = Path(config.model)
         self._note("loading", pid=os.getpid())
         if (self.folder / "broken").exists():

@@ -32,6 +32,7 @@ from specdec.server.messages import (
     decode_to_server,
 )
 from specdec.server.template_worker import Render, Setup
+from tests.server.scripted_engine import settled
 
 START = encode_frame(Start(EngineConfig(model="m")))
 SUBMIT = encode_frame(Submit("r", (1, 2), SamplingParams()))
@@ -53,6 +54,8 @@ def idle_engine(config: EngineConfig) -> SteppedEngine:
     model = SimpleNamespace(config=SimpleNamespace(vocab_size=50))
     loaded = SimpleNamespace(name="m", max_model_len=100, model=model, eos_token_ids=())
     engine = SimpleNamespace(
+        config=settled(config),
+        reason="",
         loaded=loaded,
         controller=None,
         has_work=False,

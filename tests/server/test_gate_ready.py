@@ -9,7 +9,7 @@ import pytest
 import typer.testing
 
 from specdec.cli import app
-from specdec.config import EngineConfig
+from specdec.config import AUTO, EngineConfig
 from specdec.server import serve as serve_module
 from specdec.server.announcement import announcement
 from specdec.server.engine_client import ENGINE_COMMAND
@@ -19,7 +19,7 @@ from specdec.server.service import Service
 from specdec.server.settings import DEFAULTS, ServerSettings
 from specdec.server.supervisor import Supervisor
 from tests.server.conftest import RunningServer, make_folder
-from tests.server.test_real_engine import add_weights
+from tests.server.real_engine import add_weights
 from tests.toy import compiled_native
 
 if TYPE_CHECKING:
@@ -27,7 +27,13 @@ if TYPE_CHECKING:
 
 
 def said(config: EngineConfig, facts: EngineFacts | None, **settings: Any) -> list[str]:
-    ready = Ready("m", "/models/m", config.drafter, 512, 300, facts=facts)
+    reason = "int4 weights: 4 ms a step, bf16 8" if config.drafter == AUTO else ""
+    ready = Ready(
+        *("m", "/models/m", "prediction,suffix", 512, 300),
+        facts=facts,
+        node_budget=16 if config.node_budget is None else config.node_budget,
+        reason=reason,
+    )
     service = Service(Supervisor(), "toy", ServerSettings(**settings))
     return announcement("http://127.0.0.1:1", config, ready, service).splitlines()
 
@@ -36,6 +42,7 @@ def test_the_first_line_is_for_programs_and_the_rest_for_people() -> None:
     facts = EngineFacts(2**28, 2**20, 100, 32, 2**16, SelfTest(100.0, 217.0))
     assert said(EngineConfig(), facts) == [
         "ready: http://127.0.0.1:1 (model toy, drafter prediction,suffix)",
+        "  chosen   int4 weights: 4 ms a step, bf16 8",
         "  model    m in /models/m; context 512 tokens",
         "  drafts   prediction,suffix; adaptive, at most 16 nodes a step",
         "  memory   weights 256 MiB, drafters 1 MiB, KV cache 6 MiB, 100 blocks for 3200 tokens",
@@ -45,9 +52,11 @@ def test_the_first_line_is_for_programs_and_the_rest_for_people() -> None:
 
 
 def test_nothing_is_made_up() -> None:
-    lines = said(EngineConfig(node_budget=0), None, api_keys=("hush",))
+    lines = said(EngineConfig(drafter="suffix", node_budget=0), None, api_keys=("hush",))
     assert lines[2:] == ["  drafts   none: plain decoding", "  access   who has the API key"]
-    lines = said(EngineConfig(control="fixed"), None, api_keys=("hush", "hush-hush"))
+    lines = said(
+        EngineConfig(drafter="suffix", control="fixed"), None, api_keys=("hush", "hush-hush")
+    )
     assert lines[2] == "  drafts   prediction,suffix; fixed, always up to 16 nodes a step"
     assert lines[3] == "  access   who has one of 2 API keys"
     assert engine_facts(object(), is_tested=True) is None
@@ -68,9 +77,10 @@ def test_a_real_engine_measures_itself(tmp_path: Path, is_tested: bool) -> None:
         server.process.terminate()
         lines = server.said.rest(timeout_s=15).splitlines()
         server.end()
-    assert re.fullmatch(r"  memory   weights \d+ MiB, .* for \d+ tokens", lines[2]), lines
+    assert re.fullmatch(r"  chosen   drafter prediction,suffix; at most \d+ nodes a step", lines[0])
+    assert re.fullmatch(r"  memory   weights \d+ MiB, .* for \d+ tokens", lines[3]), lines
     speed = r"  speed    \d+ tokens/s plain, \d+ with speculation: \d+\.\d\dx on a list .*"
-    assert [bool(re.fullmatch(speed, line)) for line in lines[4:]] == [True] * is_tested
+    assert [bool(re.fullmatch(speed, line)) for line in lines[5:]] == [True] * is_tested
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *options: str) -> tuple[EngineConfig, ServerSettings]:
