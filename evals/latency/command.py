@@ -7,28 +7,21 @@ from typing import Annotated
 
 import typer
 
-from specdec.config import DEFAULT_MODEL, EngineConfig
+from specdec.config import EngineConfig
+from specdec.errors import UsageError
 from specdec.evals.report.options import Data, Out, PerTask, Task
-from specdec.options import (
-    DEFAULTS,
-    AsJson,
-    Backend,
-    Device,
-    Kv,
-    KvMemory,
-    Model,
-    NodeBudget,
-    Threads,
-    Weights,
+from specdec.options import AsJson, engine_options
+
+
+@engine_options(
+    *("model", "weights", "kv", "backend", "device", "threads", "kv_memory_mib", "node_budget")
 )
-
-
 def latency(
     drafter: Annotated[
         list[str] | None,
         typer.Option(
             help="Drafters of ours, @fixed behind them for the whole budget every step; "
-            "repeatable; default: ngram@fixed and the engine's."
+            "repeatable, others are held against the first; default: auto and ngram@fixed."
         ),
     ] = None,
     vs: Annotated[
@@ -47,60 +40,59 @@ def latency(
     data: Data = None,
     per_task: PerTask = 20,
     task: Task = None,
-    temperature: Annotated[float, typer.Option(help="Of all answers.", min=0)] = 0.0,
+    temperature: Annotated[
+        list[float] | None,
+        typer.Option(help="Of the answers, several in turn; repeatable; default: 0.", min=0),
+    ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="Longest answer; default: 128, or 32 if quick.", min=1)
+        int | None, typer.Option(help="Longest answer; default: 256, or 32 if quick.", min=1)
     ] = None,
     rounds: Annotated[
-        int | None, typer.Option(help="Interleaved repetitions; default: 5, or 2.", min=1)
+        int | None, typer.Option(help="Interleaved repetitions; default: 3, or 2.", min=1)
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Few rounds, sizes and tokens.")] = False,
+    answers_only: Annotated[
+        bool, typer.Option("--answers-only", help="Leave out steps by size, streams, bandwidth.")
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Two prompts, few rounds, sizes and tokens.")
+    ] = False,
     append: Annotated[
         Path | None, typer.Option(help="Append a line to this file and show the trend.")
     ] = None,
     out: Out = None,
-    weights: Weights = DEFAULTS.weights,
-    kv: Kv = DEFAULTS.kv,
-    backend: Backend = DEFAULTS.backend,
-    device: Device = DEFAULTS.device,
-    threads: Threads = None,
-    kv_memory_mib: KvMemory = DEFAULTS.kv_memory_mib,
-    model: Model = DEFAULT_MODEL,
-    node_budget: NodeBudget = DEFAULTS.node_budget,
+    *,
+    config: EngineConfig,
     as_json: AsJson = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the tables as README and docs have them.")
+    ] = False,
 ) -> None:
     """One stream: first token, steps, tokens, memory, against the memory's floor and peers."""
     from specdec.evals.data.formats import read_all
     from specdec.evals.data.sample import first_of_each_task
     from specdec.evals.latency import bench, trend
-    from specdec.evals.latency.prompts import PROMPTS
+    from specdec.evals.latency.markdown import markdown, short_markdown
+    from specdec.evals.latency.prompts import PROMPTS, QUICK_PROMPTS
     from specdec.evals.latency.report import latency_report
     from specdec.evals.latency.settings import LatencySettings
     from specdec.evals.latency.side import STANDARD, Side
     from specdec.evals.report.journal import Journal
     from specdec.evals.report.report import ReportFolder, show
 
-    config = EngineConfig(
-        model=model,
-        weights=weights,  # type: ignore[arg-type]  # validated by EngineConfig
-        kv=kv,  # type: ignore[arg-type]  # validated by EngineConfig
-        backend=backend,  # type: ignore[arg-type]  # validated by EngineConfig
-        device=device,
-        node_budget=node_budget,
-        threads=threads,
-        kv_memory_mib=kv_memory_mib,
-    )
-    samples = read_all(data or ()) or list(PROMPTS)
+    if append is not None and answers_only:
+        raise UsageError("--append keeps ratios of steps, which --answers-only leaves out")
+    samples = read_all(data or ()) or list(QUICK_PROMPTS if quick else PROMPTS)
     settings = LatencySettings(
         config,
-        tuple(map(Side.parse, drafter or STANDARD)),
+        tuple(map(Side.parse, drafter)) if drafter else STANDARD,
         tuple(vs or ()),
         openvino_model,
         gguf,
         tuple(first_of_each_task(samples, per_task, task or ())),
-        temperature,
-        max_tokens=max_tokens or (32 if quick else 128),
-        rounds=rounds or (2 if quick else 5),
+        tuple(temperature or (0.0,)),
+        max_tokens=max_tokens or (32 if quick else 256),
+        rounds=rounds or (2 if quick else 3),
+        answers_only=answers_only,
     )
     if quick:
         settings = settings.quick()
@@ -113,6 +105,9 @@ def latency(
     journal.discard()
     if append is not None:
         trend.append(append, trend.line_of(report.data))
-    show(report, as_json=as_json)
-    if before is not None and not as_json:
+    if as_markdown:
+        print(short_markdown(report.data), markdown(report.data), sep="\n\n")
+    else:
+        show(report, as_json=as_json)
+    if before is not None and not (as_json or as_markdown):
         print(f"\n{trend.render(trend.line_of(report.data), before)}")

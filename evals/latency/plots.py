@@ -1,4 +1,4 @@
-"""LatencyPlots: steps against the floor, a step's parts, times per token, speeds by contender."""
+"""LatencyPlots: ratios to ours, speeds by contender, steps and their parts, times per token."""
 
 from __future__ import annotations
 
@@ -8,14 +8,27 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from specdec.evals.latency.report import SHOWN_PARTS, short
-from specdec.evals.latency.side import PLAIN
+from specdec.evals.latency.side import OURS
+from specdec.evals.latency.tables import (
+    SHOWN_PARTS,
+    breakdowns,
+    every_name,
+    how,
+    label,
+    ratio_to,
+    short,
+    tasks_of,
+)
 from specdec.evals.report.spread import PERCENTS
-from specdec.evals.report.style import bar_style, line_style, new_figure, tidy
+from specdec.evals.report.style import COLOURS, bar_style, line_style, new_figure, tidy
 
 Data = Mapping[str, Any]
-MAX_COLUMNS = 2
+MAX_COLUMNS = 4
+_OWN = {"color": COLOURS[1], "edgecolor": "white"}
+_OTHER = {"color": "0.8", "edgecolor": "0.35"}
+TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 15, 20, 30, 50)
 
 
 def plot_steps(data: Data) -> Figure:
@@ -53,7 +66,7 @@ def plot_breakdown(data: Data) -> Figure:
 
     On the right without the forward, whose size hides the others.
     """
-    by_name = {name: medians for name, medians in data["breakdown"].items() if medians}
+    by_name = breakdowns(data)
     height = 2.4 + 0.6 * len(by_name)
     figure = new_figure("Where a decode step's time goes", data, width=11, height=height)
     whole, small = figure.subplots(1, 2, sharey=True)
@@ -61,7 +74,7 @@ def plot_breakdown(data: Data) -> Figure:
     whole.set_xlabel("ms, whole step and its delivery")
     _stack(small, by_name, [part for part in SHOWN_PARTS if part != "forward"])
     small.set_xlabel("ms without the forward")
-    whole.set_yticks(range(len(by_name)), list(map(short, by_name)))
+    whole.set_yticks(range(len(by_name)), list(by_name))
     whole.invert_yaxis()
     handles, labels = whole.get_legend_handles_labels()
     figure.legend(
@@ -87,19 +100,21 @@ def _stack(axes: Axes, by_name: Mapping[str, Any], parts: Sequence[str]) -> None
     tidy(axes)
 
 
-def plot_times(data: Data) -> Figure:
-    """Percentiles of the time to the first token, between arrivals and per token, by contender."""
-    by_name = data["contenders"]
-    figure = new_figure(
-        "Times of one stream, all prompts", data, width=11, height=2.2 + 0.55 * len(by_name)
-    )
+def plot_times(data: Data, found: Data) -> Figure:
+    """Percentiles of the time to the first token, between arrivals and per token, by contender.
+
+    found: an entry of the report's `temperatures`.
+    """
+    by_name = found["contenders"]
+    title = f"Times of one stream, all prompts, {how(found)}"
+    figure = new_figure(title, data, width=11, height=2.2 + 0.55 * len(by_name))
     kinds = {
         "ttft_ms": "to the first token",
         "step_ms": "between arrivals",
         "token_ms": "per token",
     }
     places = np.arange(len(by_name))
-    for axes, (kind, label) in zip(figure.subplots(1, 3, sharey=True), kinds.items(), strict=True):
+    for axes, (kind, words) in zip(figure.subplots(1, 3, sharey=True), kinds.items(), strict=True):
         for index, percent in enumerate(PERCENTS):
             known = [
                 (place, times[kind][f"p{percent}"])
@@ -109,7 +124,7 @@ def plot_times(data: Data) -> Figure:
             at = [place + 0.27 * (index - 1) for place, _ in known]
             ms = [value for _, value in known]
             axes.barh(at, ms, 0.25, label=f"p{percent}", **bar_style(index))
-        axes.set_xlabel(f"ms {label}")
+        axes.set_xlabel(f"ms {words}")
         tidy(axes)
     first = figure.axes[0]
     first.set_yticks(places, list(map(short, by_name)))
@@ -120,49 +135,127 @@ def plot_times(data: Data) -> Figure:
 
 
 def plot_speed(data: Data) -> Figure:
-    """Tokens per second end to end by prompt and contender, and how often plain decoding's."""
-    prompts = data["prompts"]
-    num_columns = min(MAX_COLUMNS, len(prompts))
-    num_lines = -(-len(prompts) // num_columns)
-    height = 1.2 + num_lines * (0.8 + 0.32 * len(data["contenders"]))
-    figure = new_figure("Tokens per second, end to end", data, width=11, height=height)
-    panels = figure.subplots(num_lines, num_columns, squeeze=False, sharey=True).flat
-    for axes, (prompt, summary) in zip(panels, prompts.items(), strict=False):
-        _speeds(axes, summary)
-        axes.set_title(prompt, fontsize=10)
-    for axes in list(figure.axes)[len(prompts) :]:
+    """Tokens per second end to end by task and contender, and how many times that ours is.
+
+    A bar for each temperature, the later ones hatched; ours are dark.
+    """
+    panels = [*tasks_of(data), "all"]
+    names = every_name(data)
+    num_columns = min(MAX_COLUMNS, len(panels))
+    num_lines = -(-len(panels) // num_columns)
+    size = 0.14 + 0.14 * len(data["temperatures"])
+    height = 1.8 + num_lines * (0.9 + size * len(names))
+    figure = new_figure(
+        "Tokens per second of one stream, end to end, and how many times that ours is",
+        data,
+        width=3.6 * num_columns,
+        height=height,
+    )
+    grid = list(figure.subplots(num_lines, num_columns, squeeze=False, sharey=True).flat)
+    for axes, panel in zip(grid, panels, strict=False):
+        _speeds(axes, data, names, panel)
+        axes.set_title(panel if panel != "all" else "all prompts", fontsize=10)
+        axes.tick_params(axis="y", labelsize=8)
+    for axes in grid[len(panels) :]:
         axes.set_visible(False)
-    for axes in figure.axes[: len(prompts)][-num_columns:]:
-        axes.set_xlabel("tokens/s (whiskers: slowest and fastest round)")
+    first = grid[0]
+    first.set_yticks(range(len(names)), [short(label(data, name)) for name in names])
+    first.invert_yaxis()
+    for axes in grid[: len(panels)][-num_columns:]:
+        axes.set_xlabel("tokens/s")
+    handles, labels = first.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     return figure
 
 
-def _speeds(axes: Axes, summary: Mapping[str, Any]) -> None:
-    by_name = summary["contenders"]
-    for place, (name, row) in enumerate(by_name.items()):
-        speed = row["tokens_per_second"]
-        around = [[max(0.0, speed - row["min"])], [max(0.0, row["max"] - speed)]]
-        style = bar_style(1 if name != short(name) else 5)  # ours, others'
-        axes.barh(place, speed, 0.7, xerr=around, ecolor="0.3", capsize=2, **style)
-        ratio = over_plain(summary["ratios"], name)  # of rounds, as the table has it
-        text = f"  {speed:g}" if ratio is None else f"  {speed:g}  ({ratio:.2f}x)"
-        axes.text(max(speed, row["max"]), place, text, va="center", fontsize=8)
-    axes.set_xlim(right=1.3 * max(row["max"] for row in by_name.values()))
-    axes.set_yticks(range(len(by_name)), list(map(short, by_name)), fontsize=8)
-    if not axes.yaxis_inverted():
-        axes.invert_yaxis()
+def _speeds(axes: Axes, data: Data, names: Sequence[str], panel: str) -> None:
+    several = len(data["temperatures"])
+    width = 0.76 / several
+    farthest = 0.0
+    for index, found in enumerate(data["temperatures"]):
+        for is_own in (True, False):
+            shown = [name for name in names if name in found["speeds"]]
+            shown = [name for name in shown if name.startswith(OURS) == is_own]
+            at = [names.index(name) + width * (index - (several - 1) / 2) for name in shown]
+            speeds = [_speed(found, name, panel) for name in shown]
+            style: dict[str, Any] = {"hatch": "////" if index else "", "linewidth": 0.5}
+            style |= _OWN if is_own else _OTHER
+            whose = "specdec" if is_own else "others"
+            axes.barh(at, speeds, width, label=f"{whose}, {how(found)}", **style)
+            for place, name, speed in zip(at, shown, speeds, strict=True):
+                text = f" {speed:.0f}"
+                if (ratio := ratio_to(data, found, name)) is not None:
+                    value = ratio["all"]["value"] if panel == "all" else ratio["tasks"][panel]
+                    text += f"  {value:.2f}x"
+                axes.text(speed, place, text, va="center", fontsize=7)
+                farthest = max(farthest, speed)
+    axes.set_xlim(right=1.4 * farthest)
     tidy(axes)
 
 
-def over_plain(ratios: Mapping[str, float], name: str) -> float | None:
-    """A contender's speed over plain decoding's, whichever way the ratio was taken."""
-    if (own := ratios.get(f"{name} / {PLAIN.name}")) is not None:
-        return own
-    other = ratios.get(f"{PLAIN.name} / {name}")
-    return 1 / other if other else None
+def _speed(found: Data, name: str, panel: str) -> float:
+    speed = found["speeds"][name]
+    return float(speed["all"]["value"] if panel == "all" else speed["tasks"][panel])
 
 
-FIGURES: dict[str, Callable[[Data], Figure]] = {
+def plot_ratios(data: Data) -> Figure:
+    """How many times as fast ours is: a mark for each task, a bar for all prompts' interval."""
+    temperatures, tasks = data["temperatures"], tasks_of(data)
+    names = [n for n in every_name(data) if any(ratio_to(data, f, n) for f in temperatures)]
+    ours = short(data["settings"]["ours"])
+    figure = new_figure(
+        f"specdec's tokens per second ({ours}) over another's, one stream, prompt by prompt",
+        data,
+        width=2.4 + 4.4 * len(temperatures),
+        height=2.4 + 0.42 * len(names),
+    )
+    grid = figure.subplots(1, len(temperatures), squeeze=False, sharey=True, sharex=True).flat
+    for axes, found in zip(grid, temperatures, strict=True):
+        for place, name in enumerate(names):
+            if (ratio := ratio_to(data, found, name)) is None:
+                continue
+            whole = ratio["all"]
+            if whole["low"] is not None:
+                axes.plot([whole["low"], whole["high"]], [place] * 2, color="0.85", linewidth=9)
+            axes.plot([whole["value"]] * 2, [place - 0.3, place + 0.3], color="black", linewidth=2)
+            for index, task in enumerate(tasks):
+                style = {**line_style(index), "linestyle": "none"}
+                at = place + 0.1 * (index - (len(tasks) - 1) / 2)
+                axes.plot([ratio["tasks"][task]], [at], **style)
+        axes.axvline(1, color=COLOURS[2], linestyle="--", linewidth=1)
+        axes.set_title(how(found), fontsize=10)
+        axes.set_xlabel("times as fast (log scale)")
+        axes.set_xscale("log")
+        tidy(axes)
+    first = figure.axes[0]
+    _plain_ticks(figure.axes)
+    first.set_yticks(range(len(names)), [short(label(data, name)) for name in names])
+    first.set_ylim(len(names) - 0.5, -0.5)
+    marks = [
+        Line2D([], [], **{**line_style(index), "linestyle": "none"}, label=task)
+        for index, task in enumerate(tasks)
+    ]
+    marks.append(Line2D([], [], color="black", linewidth=2, label="all (geometric mean)"))
+    marks.append(Line2D([], [], color="0.85", linewidth=9, label="its 95 % interval"))
+    figure.legend(handles=marks, loc="outside lower center", ncols=4, frameon=False)
+    return figure
+
+
+def _plain_ticks(panels: Sequence[Axes]) -> None:
+    """As numbers and not as powers, at ends of the range that hold all marks."""
+    low = min(0.95, *(axes.get_xlim()[0] for axes in panels))
+    high = max(1.05, *(axes.get_xlim()[1] for axes in panels))
+    ticks = [
+        tick for tick in (0.25, 0.5, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 15, 20) if low <= tick <= high
+    ]
+    for axes in panels:
+        axes.set_xlim(low, high)
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+
+
+FIGURES: dict[str, Callable[..., Figure]] = {
+    "ratios": plot_ratios,
     "steps": plot_steps,
     "breakdown": plot_breakdown,
     "times": plot_times,

@@ -1,38 +1,31 @@
-"""Prompts written for this project, one per kind of work."""
+"""Prompts written for this project: six tasks, five prompts each, in prompts/*.toml."""
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
+
 from specdec.evals.data.sample import Sample
 
-_CODE = """def load_config(path):
-    with open(path) as handle:
-        lines = handle.readlines()
-    config = {}
-    for line in lines:
-        line = line.strip()
-        if not line or line.startswith("#"):
-            continue
-        key, value = line.split("=", 1)
-        config[key.strip()] = value.strip()
-    return config
+FOLDER = Path(__file__).parent / "prompts"
+TASKS = ("chat", "code edit", "extraction", "summary", "translation", "story")
+QUICK_TASKS = ("chat", "code edit")  # of which the first prompts are asked: short and long copies
 
 
-def save_config(path, config):
-    with open(path, "w") as handle:
-        for key, value in sorted(config.items()):
-            handle.write(key + "=" + value + "\\n")
-"""
+def read_prompts(task: str) -> list[Sample]:
+    """The prompts of a task, which its file has in order.
+
+    Example: `read_prompts("code edit")[0].sample_id` is "code edit: settings file in Python".
+    """
+    file = FOLDER / f"{task.replace(' ', '_')}.toml"
+    entries = tomllib.loads(file.read_text(encoding="utf-8"))["prompt"]
+    return [
+        Sample(f"{task}: {entry['name']}", task, ({"role": "user", "content": entry["text"]},))
+        for entry in entries
+    ]
 
 
-def _sample(name: str, text: str) -> Sample:
-    return Sample(name, name, ({"role": "user", "content": text},))
-
-
-PROMPTS = (
-    _sample("chat", "Why does the sea look blue on some days and grey on others?"),
-    _sample(
-        "code edit",
-        "Rename the function load_config to read_config and return the complete code, "
-        f"otherwise unchanged:\n```python\n{_CODE}```",
-    ),
+PROMPTS = tuple(prompt for task in TASKS for prompt in read_prompts(task))
+QUICK_PROMPTS = tuple(
+    next(prompt for prompt in PROMPTS if prompt.task == task) for task in QUICK_TASKS
 )

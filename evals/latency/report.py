@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from specdec.evals.latency.side import OURS, PLAIN
-from specdec.evals.latency.step_clock import PARTS
+from specdec.evals.latency.side import PLAIN
+from specdec.evals.latency.tables import details, shown_first
 from specdec.evals.report.report import Report
-from specdec.evals.report.spread import PERCENTS
-from specdec.evals.report.tables import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Data = Mapping[str, Any]
-_PERCENTS = [f"p{percent}" for percent in PERCENTS]
-SHOWN_PARTS = (*PARTS, "rest", "deliver")  # in the order in which they happen
 
 
 def latency_report(data: Data) -> Report:
@@ -29,24 +26,45 @@ def latency_report(data: Data) -> Report:
         "Latency of one stream",
         data,
         tuple(_lines(data)),
-        (_steps(data), _breakdown(data), _answers(data), _times(data), _ratios(data)),
+        shown_first(data),
         _figures(data),
+        details(data),
     )
 
 
-def short(contender: str) -> str:
-    """A contender's name in a head or a plot. Example: `short("specdec, ngram") == "ngram"`."""
-    return contender.removeprefix(OURS)
-
-
 def _lines(data: Data) -> Iterator[str]:
-    target, bandwidth, settings = data["target"], data["bandwidth"], data["settings"]
+    target, settings = data["target"], data["settings"]
     yield (
         f"{target['model']}, weights {target['weights']}, KV cache {target['kv']}, "
         f"{target['backend']}, {target['threads']} threads"
     )
+    chosen = data["chosen"][settings["ours"]]
+    why = f" ({chosen['reason']})" if chosen["reason"] else ""
+    yield (
+        f"ours is {settings['ours']}: drafter {chosen['drafter']}, at most {chosen['node_budget']} "
+        f"nodes, {chosen['control']}{why}"
+    )
+    if "steps" in data:
+        yield from _basics(data)
+    yield from _memory(data["memory"])
+    for found in data["temperatures"]:
+        how = f"temperature {found['temperature']:g}" if found["temperature"] else "greedy"
+        tokens = sum(task["num_tokens"] for task in found["tasks"].values())
+        yield (
+            f"answers: {how}, {settings['samples']} prompts, "
+            f"{tokens / settings['samples']:.0f} tokens in the mean, "
+            f"{settings['rounds']} rounds in turn"
+        )
+        for name, reason in found["left_out"].items():
+            yield f"left out at temperature {found['temperature']:g}: {name} ({reason})"
+        for name, times in found["contenders"].items():
+            if times["num_prefix_hit"]:
+                yield f"not alike: {name} found {times['num_prefix_hit']} prompt tokens in a cache"
+
+
+def _basics(data: Data) -> Iterator[str]:
+    bandwidth, weight_bytes = data["bandwidth"], data["target"]["weight_bytes"]
     best, median = (bandwidth[name] / 1e9 for name in ("best", "median"))
-    weight_bytes = target["weight_bytes"]
     yield f"memory reads {best:.1f} GB/s at best, {median:.1f} GB/s in the median pass"
     yield (
         f"floor: {weight_bytes / 1e6:.0f} MB of weights / {best:.1f} GB/s "
@@ -59,7 +77,6 @@ def _lines(data: Data) -> Iterator[str]:
             f"{plain['step_ms']['p50']:.2f} ms: reading weights and cache is "
             f"{100 * plain['floor_share']:.0f} % of it"
         )
-    yield from _memory(data["memory"])
     streams, prefill = data["streams"], data["prefill"]
     yield (
         f"{streams['num_streams']} streams {streams['many']} tokens/s, "
@@ -71,11 +88,6 @@ def _lines(data: Data) -> Iterator[str]:
             f"{prefill['num_tokens']} tokens of prompt: {name} {seconds:.3f} s"
             f"{'' if ratio is None else f', {ratio}x ours'}"
         )
-    how = f"temperature {settings['temperature']:g}" if settings["temperature"] else "greedy"
-    yield f"answers: {how}, {settings['samples']} prompts, {settings['rounds']} rounds in turn"
-    for name, times in data["contenders"].items():
-        if times["num_prefix_hit"]:
-            yield f"not alike: {name} found {times['num_prefix_hit']} prompt tokens in a cache"
 
 
 def _memory(memory: Data) -> Iterator[str]:
@@ -89,111 +101,18 @@ def _memory(memory: Data) -> Iterator[str]:
     yield f"resident MB at most, as contenders join: {'; '.join(stages)}"
 
 
-def _steps(data: Data) -> Table:
-    return Table(
-        "steps",
-        ("context", "rows", *_names("fwd"), *_names("step"), "fwd/fl", "step/fl", "/fl+KV", "fl%"),
-        [
-            (
-                cell["context"],
-                cell["rows"],
-                *(cell["forward_ms"][p] for p in _PERCENTS),
-                *(cell["step_ms"][p] for p in _PERCENTS),
-                cell["forward_per_floor"],
-                cell["step_per_floor"],
-                cell["step_per_floor_with_kv"],
-                round(100 * cell["floor_share"]),
-            )
-            for cell in data["steps"]
-        ],
-        "forward and engine step in ms; ratios to the floor, the last with the context's KV, "
-        "which fl% turns round",
-    )
-
-
-def _breakdown(data: Data) -> Table:
-    by_name = {name: medians for name, medians in data["breakdown"].items() if medians}
-    parts = [*SHOWN_PARTS, "step", "rows", "steps"] if by_name else []  # one token: no such step
-    return Table(
-        "breakdown",
-        ("part", *map(short, by_name)),
-        [(part, *(medians[part] for medians in by_name.values())) for part in parts],
-        "where a decode step's ms go (medians); delivery comes after the step and is not in it",
-    )
-
-
-def _answers(data: Data) -> Table:
-    return Table(
-        "answers",
-        (
-            *("prompt", "contender", "tokens/s", "min", "max"),
-            *("decode/s", "tokens", "per step", "equal"),
-        ),
-        [
-            (
-                *(prompt, name, row["tokens_per_second"], row["min"], row["max"]),
-                *(row["decode_tokens_per_second"], summary["num_tokens"]),
-                *(row["tokens_per_step"], row["num_equal"]),
-            )
-            for prompt, summary in data["prompts"].items()
-            for name, row in summary["contenders"].items()
-        ],
-        "end to end, prompt included; decode: after the first token; "
-        "equal: tokens before the first that differs",
-    )
-
-
-def _times(data: Data) -> Table:
-    kinds = ("ttft", "step", "token")
-    return Table(
-        "times",
-        ("prompt", "contender", *(name for kind in kinds for name in _names(kind))),
-        [
-            (
-                *(prompt, name),
-                *(
-                    None if row[f"{kind}_ms"] is None else row[f"{kind}_ms"][p]
-                    for kind in kinds
-                    for p in _PERCENTS
-                ),
-            )
-            for prompt, summary in data["prompts"].items()
-            for name, row in summary["contenders"].items()
-        ],
-        "ms to the first token, between arrivals, and per token (a step's time over its tokens)",
-    )
-
-
-def _ratios(data: Data) -> Table:
-    own = [name for name in data["contenders"] if name.startswith(OURS)]
-    rows: list[tuple[object, ...]] = []
-    for prompt, summary in data["prompts"].items():
-        ratios = summary["ratios"]
-        others = dict.fromkeys(name.split(" / ")[1] for name in ratios)
-        for other in others:
-            label = other
-            if other in summary["best"]:
-                label = f"{other}, best: {summary['best'][other].partition('=')[2]}"
-            rows.append((prompt, label, *(ratios.get(f"{name} / {other}") for name in own)))
-    return Table(
-        "ratios",
-        ("prompt", "against", *map(short, own)),
-        rows,
-        "speed end to end over that of another, the median of each round's ratio",
-    )
-
-
-def _names(kind: str) -> list[str]:
-    return [f"{kind}{percent}" for percent in PERCENTS]
-
-
 def _figures(data: Data) -> dict[str, Callable[[], Figure]]:
-    def drawn(name: str) -> Callable[[], Figure]:
-        def draw() -> Figure:
-            from specdec.evals.latency import plots
+    """The picture of the claim first, then speeds, then what they are made of."""
 
-            return plots.FIGURES[name](data)
+    def draw(name: str, *arguments: Any) -> Figure:
+        from specdec.evals.latency import plots
 
-        return draw
+        figure: Figure = plots.FIGURES[name](data, *arguments)
+        return figure
 
-    return {name: drawn(name) for name in ("steps", "breakdown", "times", "speed")}
+    names = ["ratios"] if any(found["ratios"] for found in data["temperatures"]) else []
+    names += ["speed", *(["steps"] if "steps" in data else []), "breakdown"]
+    figures: dict[str, Callable[[], Figure]] = {name: partial(draw, name) for name in names}
+    for found in data["temperatures"]:
+        figures[f"times-{found['temperature']:g}"] = partial(draw, "times", found)
+    return figures

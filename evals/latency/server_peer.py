@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from itertools import count
 from typing import Any
@@ -13,6 +14,7 @@ from specdec.evals.client.exchange import Exchange
 from specdec.evals.latency.contender import Question, Run
 
 CHAT = "#chat"
+_NAME = re.compile(r"(?:(?P<label>(?!https?://)[^=]+)=)?(?P<url>https?://.*)")
 # What servers may know besides OpenAI's fields. The salt keeps a prompt that is asked again out of
 # a server's cache.
 _MORE = ("ignore_eos", "return_token_ids", "cache_salt")
@@ -20,22 +22,31 @@ _PROBE = Question((1,), 1, messages=({"role": "user", "content": "Hi"},))
 
 
 def is_server(name: str) -> bool:
-    """Whether a name of a peer is an address."""
-    return name.startswith(("http://", "https://"))
+    """Whether a name of a peer is an address, or LABEL=address."""
+    return _NAME.fullmatch(name) is not None
+
+
+def label(name: str) -> str:
+    """What a server is called in reports: its label, or else its address.
+
+    Example: `label("vllm ngram=http://127.0.0.1:8001") == "vllm ngram"`.
+    """
+    return _split(name)[0]
 
 
 class ServerPeer:
     """Asks by token ids through /v1/completions, so that everybody has the same prompt; an address
-    that ends in #chat is asked by messages, and applies its own template.
+    that ends in #chat is asked by messages, and applies its own template. A label and = may stand
+    before it.
 
     Raises UsageError if no server answers there, or not as asked: one question is asked at once.
 
-    Example: `ServerPeer("http://127.0.0.1:8000")(question).ttft_s`.
+    Example: `ServerPeer("vllm=http://127.0.0.1:8000")(question).ttft_s`.
     """
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self._url, self.is_chat = name.removesuffix(CHAT), name.endswith(CHAT)
+        self._name, address = _split(name)
+        self._url, self.is_chat = address.removesuffix(CHAT), address.endswith(CHAT)
         self._salts = count()
         self._model, self._taken = asyncio.run(self._look())
 
@@ -58,7 +69,7 @@ class ServerPeer:
             self._model = await endpoint.model()
             plain = await self._put(endpoint, _PROBE, ())
             if plain.outcome != "ok":
-                use = "" if self.is_chat else f"; or ask by messages: {self._name}{CHAT}"
+                use = "" if self.is_chat else f"; or ask by messages: {self._url}{CHAT}"
                 raise UsageError(f"{self._name} does not answer: {_reason(plain)}{use}")
             taken = tuple(
                 [
@@ -90,6 +101,12 @@ class ServerPeer:
             messages = list(question.messages)
             return await endpoint.ask("/chat/completions", {**body, "messages": messages})
         return await endpoint.ask("/completions", {**body, "prompt": list(question.prompt_ids)})
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Label and address."""
+    found = _NAME.fullmatch(name)
+    return (name, name) if found is None else (found["label"] or found["url"], found["url"])
 
 
 def _reason(found: Exchange) -> str:

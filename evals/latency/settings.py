@@ -10,7 +10,7 @@ from specdec.config import EngineConfig
 from specdec.errors import UsageError
 from specdec.evals.data.sample import Sample, digest
 from specdec.evals.latency.peer_setup import PeerSetup
-from specdec.evals.latency.peers import check_peers
+from specdec.evals.latency.peers import PEERS, PeerName, check_peers
 from specdec.evals.latency.prompts import PROMPTS
 from specdec.evals.latency.read_bandwidth import BUFFER_BYTES
 from specdec.evals.latency.server_peer import ServerPeer
@@ -23,19 +23,21 @@ PREFILL_LEN = 2000
 class LatencySettings:
     """What to measure. `max_tokens` bounds the answers; a prompt of `prefill_len` is only read.
 
-    `sides` are our contenders beside plain decoding. Of samples of several turns, the first is
-    asked.
+    `sides` are our contenders beside plain decoding; others are held against the first. Of samples
+    of several turns, the first is asked. With `answers_only`, steps by size, streams, and the
+    prompt that is only read are left out.
     """
 
     config: EngineConfig
-    sides: tuple[Side, ...] = tuple(map(Side.parse, STANDARD))
+    sides: tuple[Side, ...] = STANDARD
     peers: tuple[str, ...] = ()
     openvino_model: Path | None = None
     gguf: Path | None = None
     samples: tuple[Sample, ...] = PROMPTS
-    temperature: float = 0.0
-    max_tokens: int = 128
-    rounds: int = 5
+    temperatures: tuple[float, ...] = (0.0,)
+    max_tokens: int = 256
+    rounds: int = 3
+    answers_only: bool = False
     rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     contexts: tuple[int, ...] = (200, 1000, 2000, 6000)
     repeats: int = 4  # steps per round, number of rows and context
@@ -54,11 +56,20 @@ class LatencySettings:
         Raises UsageError for a peer that is not to be had, or that cannot be asked these samples.
         """
         names = [side.name for side in (PLAIN, *self.sides)]
-        for kind, given in (("--drafter", names), ("--vs", self.peers)):
+        temperatures = [f"{temperature:g}" for temperature in self.temperatures]
+        for kind, given in (
+            ("--drafter", names),
+            ("--vs", self.peers),
+            ("--temperature", temperatures),
+        ):
             for name in given:
                 if list(given).count(name) > 1:
                     raise UsageError(f"{kind}: {name} is named twice")
         servers = check_peers(self.peers, self.peer_setup(0))
+        out = [self.left_out(temperature) for temperature in self.temperatures]
+        for name, reason in out[0].items():
+            if all(name in others for others in out):
+                raise UsageError(reason)
         for sample in self.samples:
             chat = [name for name, server in servers.items() if server.is_chat]
             if chat and not sample.messages:
@@ -67,11 +78,25 @@ class LatencySettings:
                 )
         return servers
 
+    def left_out(self, temperature: float) -> dict[str, str]:
+        """Names of --vs whose speculation cannot answer at a temperature, and why."""
+        setup = replace(self.peer_setup(0), temperature=temperature)
+        found = {}
+        for name in map(PeerName.parse, self.peers):
+            if name.lookups:
+                try:
+                    PEERS[name.library].check_speculation(setup)
+                except UsageError as reason:
+                    found[name.text] = str(reason)
+        return found
+
+    def num_read(self, max_model_len: int) -> int:
+        """Tokens of the prompt that is only read, as far as the model's context holds them."""
+        return 0 if self.answers_only else min(self.prefill_len, max_model_len - 2)
+
     def peer_setup(self, max_len: int) -> PeerSetup:
         """What peers need to know; `max_len` is the longest context that they will see."""
-        return PeerSetup(
-            self.config.model, max_len, self.openvino_model, self.gguf, self.temperature
-        )
+        return PeerSetup(self.config.model, max_len, self.openvino_model, self.gguf)
 
     def as_json(self) -> dict[str, Any]:
         """All of them, ready for JSON; of the samples a digest that tells them from others."""

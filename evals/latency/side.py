@@ -1,11 +1,11 @@
-"""Side: one of our own contenders, a drafter under fixed or adaptive control."""
+"""Side: one of our own contenders, drafters under fixed or adaptive control."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from specdec.config import Control, EngineConfig
-from specdec.drafting import parse_drafters
+from specdec.drafting import check_drafters
 from specdec.errors import UsageError
 
 OURS = "specdec, "
@@ -15,6 +15,8 @@ _FIXED, _ADAPTIVE = "@fixed", "@adaptive"
 @dataclass(frozen=True)
 class Side:
     """Drafters as `--drafter` takes them. Control is adaptive but for a name that ends in @fixed.
+
+    `DEFAULT` is what an engine does by itself.
 
     Example: `Side.parse("ngram@fixed").name == "specdec, ngram"`.
     """
@@ -30,14 +32,16 @@ class Side:
             side = replace(side, control="fixed")
         if "none" in side.drafter.split(","):
             raise UsageError("plain decoding is always measured: leave out --drafter none")
-        parse_drafters(side.drafter)
+        check_drafters(side.drafter)
         return side
 
     @property
     def name(self) -> str:
         """The contender's name in reports."""
-        if self.drafter == "none":
+        if self == PLAIN:
             return f"{OURS}no drafts"
+        if self == DEFAULT:
+            return f"{OURS}defaults"
         return f"{OURS}{self.drafter}{', adaptive' * (self.control == 'adaptive')}"
 
     def config(self, config: EngineConfig) -> EngineConfig:
@@ -46,4 +50,5 @@ class Side:
 
 
 PLAIN = Side("none", "fixed")
-STANDARD = ("ngram@fixed", EngineConfig().drafter)
+DEFAULT = Side(EngineConfig().drafter, EngineConfig().control)
+STANDARD = (DEFAULT, Side("ngram", "fixed"))

@@ -8,96 +8,77 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any
 
-from specdec.evals.latency.contender import Run, num_equal
+from specdec.evals.latency.answer_summary import BASELINE, AnswerSummary
+from specdec.evals.latency.answers import Answers, Place
+from specdec.evals.latency.asked import Asked
+from specdec.evals.latency.basics import Basics
+from specdec.evals.latency.contender import Run
 from specdec.evals.latency.floor import Floor
 from specdec.evals.latency.peak_memory import PeakMemory
 from specdec.evals.latency.read_bandwidth import PASSES
-from specdec.evals.latency.round import Round
 from specdec.evals.latency.settings import LatencySettings
-from specdec.evals.latency.side import OURS, PLAIN
-from specdec.evals.latency.step_clock import breakdown
 from specdec.evals.latency.step_times import StepCell
 from specdec.evals.report.compared import Compared
 from specdec.evals.report.intervals import Interval, ratio_interval
-from specdec.evals.report.spread import ratio_of_rounds, spread_ms
-
-BASELINE = PLAIN.name
-
-Runs = Mapping[str, Sequence[Sequence[Run]]]  # by contender, round and sample
+from specdec.evals.report.spread import ratio_of_rounds
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What rounds are of. `samples` are the tasks of the samples; `best_of` names that stand for
-    several settings of a peer."""
+    """What rounds are of. `chosen` is what our engines run with; `asked` every prompt at every
+    temperature; `best_of` names that stand for several settings of a peer."""
 
     target: Mapping[str, Any]
     settings: LatencySettings
+    chosen: Mapping[str, Mapping[str, Any]]
     floor: Floor
-    samples: Mapping[str, str]
-    prefill_len: int
+    asked: Sequence[Asked]
     best_of: Mapping[str, Sequence[str]]
     memory: PeakMemory
     known_bytes: Mapping[str, int]
+    num_read: int = 0  # tokens of the prompt that is only read
 
-    def of_task(self, task: str) -> list[str]:
-        """Its samples."""
-        return [sample for sample, own in self.samples.items() if own == task]
-
-
-def runs_of(rounds: Sequence[Round], samples: Sequence[str]) -> Runs:
-    """The answers to these samples."""
-    return {
-        name: [[found.answers[sample][name] for sample in samples] for found in rounds]
-        for name in rounds[0].answers[samples[0]]
-    }
+    def at(self, temperature: float) -> list[Asked]:
+        """The prompts at a temperature."""
+        return [one for one in self.asked if one.question.temperature == temperature]
 
 
-def summarise(measured: Measured, rounds: Sequence[Round]) -> dict[str, Any]:
-    """The whole report but for its origin."""
+def summarise(
+    measured: Measured, basics: Sequence[Basics], answers: Mapping[Place, Answers]
+) -> dict[str, Any]:
+    """The whole report but for its origin. basics: of every round, or none."""
     settings = measured.settings
-    bandwidths = [found.bandwidth for found in rounds]
-    cells = [
-        StepCell(*size, [found.steps[size] for found in rounds]).summary(measured.floor, bandwidths)
-        for size in rounds[0].steps
+    found = [
+        AnswerSummary(measured.at(temperature), answers, measured.best_of)
+        for temperature in settings.temperatures
     ]
-    tasks = {task: measured.of_task(task) for task in dict.fromkeys(measured.samples.values())}
+    coldest = min(found, key=lambda summary: summary.temperature)
+    more = basics_summary(measured, basics) if basics else {}
     return {
         "target": dict(measured.target),
         "settings": {
+            "ours": settings.sides[0].name,
             "peers": list(settings.peers),
+            "best_of": {name: list(of) for name, of in measured.best_of.items()},
             "node_budget": settings.config.node_budget,
-            "temperature": settings.temperature,
+            "temperatures": list(settings.temperatures),
             "max_tokens": settings.max_tokens,
-            "rounds": len(rounds),
-            "samples": len(measured.samples),
+            "rounds": settings.rounds,
+            "samples": len(settings.samples),
         },
-        "bandwidth": {
-            "bytes": settings.buffer_bytes,
-            "passes": PASSES,
-            "best": statistics.median(found.best for found in bandwidths),
-            "median": statistics.median(found.median for found in bandwidths),
-            "rounds": [asdict(found) for found in bandwidths],
-        },
-        "steps": cells,
-        "breakdown": {
-            name: breakdown(list(chain.from_iterable(r.decode_steps[name] for r in rounds)))
-            for name in rounds[0].decode_steps
-        },
-        "streams": stream_summary(settings.num_streams, rounds),
-        "prefill": prefill_summary(measured.prefill_len, [found.prefills for found in rounds]),
-        "prompts": {
-            task: answer_summary(runs_of(rounds, samples), measured.best_of)
-            for task, samples in tasks.items()
-        },
-        "contenders": {
-            name: time_summary(by_round)
-            for name, by_round in runs_of(rounds, list(measured.samples)).items()
-        },
+        "chosen": {name: dict(chosen) for name, chosen in measured.chosen.items()},
+        **more,
+        "temperatures": [
+            {**summary.as_json(), "left_out": settings.left_out(summary.temperature)}
+            for summary in found
+        ],
+        "temperature_ratios": [
+            summary.over(coldest) for summary in found if summary is not coldest
+        ],
         "memory": memory_summary(measured.memory, measured.known_bytes),
         "compared": [
-            *chain.from_iterable(_of_answers(rounds, *task) for task in tasks.items()),
-            *_of_steps(cells),
+            *chain.from_iterable(map(_of_answers, found)),
+            *_of_steps(more.get("steps", ())),
             Compared(
                 BASELINE,
                 "peak memory, MB",
@@ -108,7 +89,29 @@ def summarise(measured: Measured, rounds: Sequence[Round]) -> dict[str, Any]:
     }
 
 
-def stream_summary(num_streams: int, rounds: Sequence[Round]) -> dict[str, Any]:
+def basics_summary(measured: Measured, rounds: Sequence[Basics]) -> dict[str, Any]:
+    """Bandwidth, steps by size beside their floor, streams, and the prompt that is only read."""
+    settings, bandwidths = measured.settings, [found.bandwidth for found in rounds]
+    return {
+        "bandwidth": {
+            "bytes": settings.buffer_bytes,
+            "passes": PASSES,
+            "best": statistics.median(found.best for found in bandwidths),
+            "median": statistics.median(found.median for found in bandwidths),
+            "rounds": [asdict(found) for found in bandwidths],
+        },
+        "steps": [
+            StepCell(*size, [found.steps[size] for found in rounds]).summary(
+                measured.floor, bandwidths
+            )
+            for size in rounds[0].steps
+        ],
+        "streams": stream_summary(settings.num_streams, rounds),
+        "prefill": prefill_summary(measured.num_read, [found.prefills for found in rounds]),
+    }
+
+
+def stream_summary(num_streams: int, rounds: Sequence[Basics]) -> dict[str, Any]:
     """Tokens per second of one stream and of many together, and their ratio round by round."""
     one, many = [r.one_stream for r in rounds], [r.many_streams for r in rounds]
     return {
@@ -133,71 +136,6 @@ def prefill_summary(num_tokens: int, rounds: Sequence[Mapping[str, Run]]) -> dic
     }
 
 
-def answer_summary(runs: Runs, best_of: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Medians, spreads and ratios of the answers to one task's prompts.
-
-    A speed is all tokens of a round by all their seconds, and a ratio the median over rounds of
-    that round's ratio of speeds. `num_equal` counts tokens before an answer parts from ours without
-    drafts. `best` names the fastest of a peer's settings here; ratios are to it as well.
-    """
-    speeds = {
-        name: [sum(r.num_tokens for r in found) / sum(r.total_s for r in found) for found in rounds]
-        for name, rounds in runs.items()
-    }
-    best = {
-        name: max(settings, key=lambda setting: statistics.median(speeds[setting]))
-        for name, settings in best_of.items()
-    }
-    own = [name for name in runs if name.startswith(OURS)]
-    others = [*(name for name in runs if not name.startswith(OURS)), *best]
-    pairs = [(name, BASELINE) for name in own if name != BASELINE]
-    pairs += [(name, other) for other in others for name in own]
-    of = speeds | {name: speeds[setting] for name, setting in best.items()}
-    return {
-        "num_prompts": len(runs[BASELINE][0]),
-        "num_tokens": sum(run.num_tokens for run in runs[BASELINE][0]),
-        "contenders": {
-            name: {
-                "tokens_per_second": round(statistics.median(values), 1),
-                "min": round(min(values), 1),
-                "max": round(max(values), 1),
-                "tokens_per_step": _tokens_per_step(runs[name][0]),
-                "num_equal": _num_equal(runs[name][0], runs[BASELINE][0]),
-                **time_summary(runs[name]),
-                "seconds": [round(sum(r.total_s for r in found), 5) for found in runs[name]],
-            }
-            for name, values in speeds.items()
-        },
-        "best": best,
-        "ratios": {
-            f"{side} / {other}": round(ratio_of_rounds(of[side], of[other]), 2)
-            for side, other in pairs
-        },
-    }
-
-
-def time_summary(rounds: Sequence[Sequence[Run]]) -> dict[str, Any]:
-    """Percentiles in ms, and tokens per second after the first; None where nothing is known.
-
-    `step_ms` are times between arrivals, `token_ms` one per token: a step's time over the tokens
-    that it brought.
-    """
-    runs = list(chain.from_iterable(rounds))
-    decoded = [[run.decode for run in found] for found in rounds]
-    speeds = [
-        sum(number for number, _ in found) / seconds
-        for found in decoded
-        if (seconds := sum(seconds for _, seconds in found)) > 0
-    ]
-    return {
-        "ttft_ms": _spread([run.ttft_s for run in runs if run.ttft_s is not None]),
-        "step_ms": _spread([seconds for run in runs for seconds in run.step_times_s()]),
-        "token_ms": _spread([seconds for run in runs for seconds in run.token_times_s()]),
-        "decode_tokens_per_second": round(statistics.median(speeds), 1) if speeds else None,
-        "num_prefix_hit": sum(run.num_prefix_hit for run in runs),
-    }
-
-
 def memory_summary(memory: PeakMemory, known_bytes: Mapping[str, int]) -> dict[str, Any]:
     """High-water marks stage by stage, and what is known of one engine's: its weights and KV cache.
 
@@ -215,43 +153,27 @@ def memory_summary(memory: PeakMemory, known_bytes: Mapping[str, int]) -> dict[s
     }
 
 
-def _spread(seconds: Sequence[float]) -> dict[str, float] | None:
-    return spread_ms(seconds) if seconds else None
-
-
-def _tokens_per_step(runs: Sequence[Run]) -> float | None:
-    if any(run.tokens_per_step is None for run in runs):
-        return None
-    return round(sum(r.num_tokens for r in runs) / sum(len(r.arrivals) for r in runs), 2)
-
-
-def _num_equal(runs: Sequence[Run], others: Sequence[Run]) -> int | None:
-    pairs = [(run.token_ids, other.token_ids) for run, other in zip(runs, others, strict=True)]
-    if any(ids is None or other is None for ids, other in pairs):
-        return None
-    return sum(num_equal(ids or (), other or ()) for ids, other in pairs)
-
-
-def _of_answers(
-    rounds: Sequence[Round], task: str, samples: Sequence[str]
-) -> Iterator[dict[str, Any]]:
+def _of_answers(summary: AnswerSummary) -> Iterator[dict[str, Any]]:
     """What two measurements can be held against each other by, answer by answer."""
-    for name, by_round in runs_of(rounds, samples).items():
-        answers = {
-            f"{sample}, round {number}": run
-            for number, found in enumerate(by_round, start=1)
-            for sample, run in zip(samples, found, strict=True)
-        }
-        figures: dict[str, dict[str, tuple[float, float]]] = {
-            "tokens/s": {key: (float(r.num_tokens), r.total_s) for key, r in answers.items()},
-            "decode tokens/s": {key: r.decode for key, r in answers.items() if r.decode[1] > 0},
-            "TTFT, ms": {
-                key: (1e3 * r.ttft_s, 1.0) for key, r in answers.items() if r.ttft_s is not None
-            },
-        }
-        for figure, parts in figures.items():
-            if parts:
-                yield _compared(f"{name}, {task}", figure, parts)
+    where = f", temperature {summary.temperature:g}" if summary.temperature else ""
+    for task in dict.fromkeys(summary.tasks):
+        samples = [s for s, own in zip(summary.samples, summary.tasks, strict=True) if own == task]
+        for name, rounds in summary.of_task(task).items():
+            answers = {
+                f"{sample}, round {number}": run
+                for number, found in enumerate(rounds, start=1)
+                for sample, run in zip(samples, found, strict=True)
+            }
+            figures: dict[str, dict[str, tuple[float, float]]] = {
+                "tokens/s": {key: (float(r.num_tokens), r.total_s) for key, r in answers.items()},
+                "decode tokens/s": {key: r.decode for key, r in answers.items() if r.decode[1] > 0},
+                "TTFT, ms": {
+                    key: (1e3 * r.ttft_s, 1.0) for key, r in answers.items() if r.ttft_s is not None
+                },
+            }
+            for figure, parts in figures.items():
+                if parts:
+                    yield _compared(f"{name}, {task}{where}", figure, parts)
 
 
 def _of_steps(cells: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -27,8 +27,8 @@ def line_of(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _ratios(report: Mapping[str, Any]) -> dict[str, float]:
-    """By name; they compare across days, unlike times."""
-    streams, prefill = report["streams"], report["prefill"]
+    """By name, of answers at the first temperature; they compare across days, unlike times."""
+    streams, prefill, answers = report["streams"], report["prefill"], report["temperatures"][0]
     return {
         **{
             f"step / floor, {cell['rows']} rows, context {cell['context']}": cell["step_per_floor"]
@@ -37,9 +37,9 @@ def _ratios(report: Mapping[str, Any]) -> dict[str, float]:
         f"{streams['num_streams']} streams / one": streams["ratio"],
         **{f"prefill: {name}": value for name, value in prefill["ratios"].items()},
         **{
-            f"{prompt}: {name}": value
-            for prompt, summary in report["prompts"].items()
-            for name, value in summary["ratios"].items()
+            f"{task}: {name}": round(value, 2)
+            for name, ratio in answers["ratios"].items()
+            for task, value in ratio["tasks"].items()
         },
     }
 

@@ -14,13 +14,12 @@ from specdec.config import EngineConfig
 from specdec.errors import UsageError
 from specdec.evals.latency import bench
 from specdec.evals.latency import trend as latency_trend
+from specdec.evals.latency.answer_summary import BASELINE
 from specdec.evals.latency.command import latency
+from specdec.evals.latency.prompts import QUICK_PROMPTS
 from specdec.evals.latency.server_peer import ServerPeer
 from specdec.evals.latency.settings import LatencySettings
 from specdec.evals.latency.side import Side
-from specdec.evals.latency.summary import (
-    BASELINE,
-)
 from specdec.evals.report.journal import Journal
 from specdec.options import DEFAULTS
 from tests.evals.latency_case import (
@@ -74,8 +73,10 @@ def test_the_lines_of_ci_are_of_the_standard_contenders() -> None:
     """What `make bench` writes has the names of its older lines."""
     lines = latency_trend.read(Path(__file__).parents[2] / "docs" / "latency.jsonl")
     names = [side.name for side in LatencySettings(EngineConfig()).sides]
-    for task in (sample.task for sample in LatencySettings(EngineConfig()).samples):
-        assert all(f"{task}: {names[0]} / {BASELINE}" in line["ratios"] for line in lines)
+    assert "specdec, ngram" in names
+    for prompt in QUICK_PROMPTS:
+        name = f"{prompt.task}: specdec, ngram / {BASELINE}"
+        assert all(name in line["ratios"] for line in lines)
 
 
 # --- the command ---
@@ -102,14 +103,19 @@ def test_the_command_prints_appends_and_compares(
         second = capsys.readouterr().out
         latency(append=path, as_json=True, quick=True, rounds=3, max_tokens=40)
         printed = capsys.readouterr().out
-        latency(data=[data], task=["b"], drafter=["suffix"], temperature=0.5)
-    whole, quick, given, task = asked
+        latency(data=[data], task=["b"], drafter=["suffix"], temperature=[0.5, 0.0])
+        latency(answers_only=True, as_markdown=True)
+        assert "| **specdec, ngram** |" in capsys.readouterr().out
+    whole, quick, given, task, answers = asked
     assert (whole.peers, whole.gguf, whole.config.kv) == (("echo",), path, "int8")
-    assert (whole.max_tokens, whole.rounds, len(whole.samples)) == (7, 5, 2)
-    assert quick == LatencySettings(DEFAULTS, max_tokens=32, rounds=2).quick()
-    assert given == LatencySettings(DEFAULTS, max_tokens=40, rounds=3).quick()
+    assert (whole.max_tokens, whole.rounds, len(whole.samples)) == (7, 3, 2)
+    assert (
+        quick == LatencySettings(DEFAULTS, max_tokens=32, rounds=2, samples=QUICK_PROMPTS).quick()
+    )
+    assert given == LatencySettings(DEFAULTS, max_tokens=40, samples=QUICK_PROMPTS).quick()
     assert [sample.task for sample in task.samples] == ["b"]
-    assert (task.sides, task.temperature) == ((Side("suffix", "adaptive"),), 0.5)
+    assert (task.sides, task.temperatures) == ((Side("suffix", "adaptive"),), (0.5, 0.0))
+    assert answers == LatencySettings(DEFAULTS, answers_only=True)
     assert "trend: 0 earlier" in first and "trend: 1 earlier" in second
     assert "(+0 %)" in second
     assert json.loads(printed) == report
@@ -121,8 +127,9 @@ def test_the_command_writes_a_folder(folder: Path, tmp_path: Path) -> None:
     report = report_of(folder, "torch")
     with patch.object(bench, "measure", lambda *_: report):
         latency(out=tmp_path / "out", as_json=True)
-    tables = ("answers", "breakdown", "ratios", "steps", "times")
-    figures = ("breakdown", "speed", "steps", "times")
+    shown = ("steps", "breakdown", "lengths", "speeds", "ratios")
+    tables = (*shown, "answers", "times", "prompts", "every-ratio")
+    figures = ("ratios", "speed", "steps", "breakdown", "times-0")
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(
         [
             *("latency.json", "latency.html"),  # and no journal any more
@@ -145,6 +152,7 @@ def test_the_command_refuses_before_it_measures(tmp_path: Path) -> None:
         ({"drafter": ["best"]}, "unknown drafter"),
         ({"vs": ["nobody"]}, "unknown peer"),
         ({"task": ["poems"]}, "no task 'poems' in the data; there are: chat, code edit"),
+        ({"append": tmp_path / "a.jsonl", "answers_only": True}, "--append keeps ratios of steps"),
     ]
     with patch.object(bench, "measure", lambda *_: pytest.fail("measured")):
         for options, words in cases:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdec.evals.latency.summary import BASELINE
+from specdec.evals.latency.answer_summary import BASELINE
 from tests.evals.latency_case import measured, toy_settings
 from tests.evals.toy_folder import write_toy
 
@@ -23,7 +23,7 @@ FIXED = "specdec, ngram"
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = write_toy(tmp_path_factory.mktemp("plots") / "model")
-    return measured(toy_settings(folder, "torch", rounds=1))
+    return measured(toy_settings(folder, "torch", rounds=1, temperatures=(0.0, 0.9)))
 
 
 def bars_at(axes: Axes, place: int) -> list[Rectangle]:
@@ -50,7 +50,8 @@ def test_the_floor_and_every_context_have_a_line(data: dict[str, Any]) -> None:
 
 def test_the_bars_of_a_step_add_up_to_it(data: dict[str, Any]) -> None:
     whole, small = plots.plot_breakdown(data).axes
-    for place, medians in enumerate(data["breakdown"].values()):
+    every = [medians for found in data["temperatures"] for medians in found["breakdown"].values()]
+    for place, medians in enumerate(every):
         widths = [bar.get_width() for bar in bars_at(whole, place)]
         assert len(widths) == 8
         parts = ("plan", "draft", "pack", "forward", "verify", "commit", "rest", "deliver")
@@ -60,33 +61,53 @@ def test_the_bars_of_a_step_add_up_to_it(data: dict[str, Any]) -> None:
 
 def test_a_contender_without_times_has_no_bars(data: dict[str, Any]) -> None:
     silent = dict.fromkeys(("ttft_ms", "step_ms", "token_ms"))
-    names = {**data["contenders"], "silent": silent}
-    panels = plots.plot_times({**data, "contenders": names}).axes
+    found = data["temperatures"][0]
+    names = {**found["contenders"], "silent": silent}
+    panels = plots.plot_times(data, {**found, "contenders": names}).axes
     assert len(panels) == 3
     for axes in panels:
         assert [len(bars.get_children()) for bars in axes.containers] == [
-            len(data["contenders"])
+            len(found["contenders"])
         ] * 3
         assert len(axes.get_yticks()) == len(names)
 
 
-@pytest.mark.parametrize("num_prompts", [1, 3])
-def test_every_prompt_has_a_panel_with_ratios(data: dict[str, Any], num_prompts: int) -> None:
-    prompts = {f"task {n}": data["prompts"]["echo"] for n in range(num_prompts)}
-    panels = list(plots.plot_speed({**data, "prompts": prompts}).axes)
-    shown = [axes for axes in panels if axes.get_visible()]
-    assert [axes.get_title() for axes in shown] == list(prompts)
-    texts = [text.get_text() for text in shown[0].texts]
-    ratio = prompts["task 0"]["ratios"][f"{FIXED} / {BASELINE}"]  # of rounds, not of medians
-    assert f"({ratio:.2f}x)" in texts[1] and "x" not in texts[0]
+def test_every_task_has_a_panel_with_speeds_and_ratios(data: dict[str, Any]) -> None:
+    panels = [axes for axes in plots.plot_speed(data).axes if axes.get_visible()]
+    assert [axes.get_title() for axes in panels] == ["chat", "echo", "all prompts"]
+    found = data["temperatures"][0]
+    ratio = found["ratios"][f"{FIXED} / {BASELINE}"]
+    for axes, value in (
+        (panels[0], ratio["tasks"]["chat"]),
+        (panels[1], ratio["tasks"]["echo"]),
+        (panels[2], ratio["all"]["value"]),
+    ):
+        texts = [text.get_text() for text in axes.texts]
+        assert any(text.endswith(f"  {value:.2f}x") for text in texts)
+        assert "x" not in texts[0]  # ours against itself
+    # A bar each for ours, plain decoding, the other side, the peer, and the best of its settings.
+    for axes in panels:
+        bars = [bar for bars in axes.containers for bar in bars.get_children()]
+        assert len(bars) == 2 * 5 - 1  # its lookup is greedy only
 
 
-def test_a_peers_ratio_is_the_tables_turned_round() -> None:
-    assert plots.over_plain({f"{BASELINE} / peer": 1.6}, "peer") == 1 / 1.6
-    assert plots.over_plain({f"ours / {BASELINE}": 1.6}, "ours") == 1.6
-    assert plots.over_plain({}, BASELINE) is None
+def test_ratios_have_a_mark_for_each_task(data: dict[str, Any]) -> None:
+    greedy, warm = plots.plot_ratios(data).axes
+    names = ["no drafts", "echo", "echo:lookup, best"]
+    assert [text.get_text() for text in greedy.get_yticklabels()] == names
+    found = data["temperatures"][0]["ratios"]
+    drawn = {tuple(np.asarray(line.get_xdata()).tolist()) for line in greedy.lines}
+    for other in (BASELINE, "echo", "echo:lookup"):
+        ratio = found[f"{FIXED} / {other}"]
+        assert {(value,) for value in ratio["tasks"].values()} < drawn
+        assert (ratio["all"]["value"],) * 2 in drawn
+    assert len(warm.lines) < len(greedy.lines)
+    for axes in (greedy, warm):
+        low, high = axes.get_xlim()
+        values = np.concatenate([np.asarray(line.get_xdata(), float) for line in greedy.lines])
+        assert low <= min(values) and max(values) <= high
 
 
 def test_answers_of_one_token_have_no_steps_to_draw(data: dict[str, Any]) -> None:
-    none: dict[str, Any] = {BASELINE: {}, FIXED: {}}
-    assert len(plots.plot_breakdown({**data, "breakdown": none}).axes) == 2
+    none = [{**found, "breakdown": {BASELINE: {}, FIXED: {}}} for found in data["temperatures"]]
+    assert len(plots.plot_breakdown({**data, "temperatures": none}).axes) == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -65,79 +65,6 @@ def test_transformers_lookup_brings_several_tokens_at_once(folder: Path) -> None
     assert sampled.num_tokens == 24
 
 
-class FakeVllm(ModuleType):
-    """vLLM's interface as documented, answering 100, 101, ... in steps of 1, 2, 1, 2, ... tokens;
-    with speculation in steps of 3. Two steps without news come first."""
-
-    def __init__(self) -> None:
-        super().__init__("vllm")
-        self.made: list[dict[str, Any]] = []
-        self.asked: list[tuple[str, Any, Any]] = []
-        self.SamplingParams = lambda **fields: SimpleNamespace(**fields)
-        self.LLM = self.make
-
-    def make(self, **options: Any) -> SimpleNamespace:
-        self.made.append(options)
-        engine = FakeVllmEngine(self.asked, 3 if "speculative_config" in options else None)
-        return SimpleNamespace(llm_engine=engine)
-
-
-@dataclass
-class FakeVllmEngine:
-    asked: list[tuple[str, Any, Any]]
-    size: int | None
-    done: list[int] = field(default_factory=list)
-    num_steps: int = 0
-    known_ids: set[str] = field(default_factory=set)
-
-    def add_request(self, request_id: str, prompt: Any, params: Any) -> None:
-        assert request_id not in self.known_ids
-        self.known_ids.add(request_id)
-        self.asked.append((request_id, prompt, params))
-        self.done, self.num_steps = [], 0
-
-    def has_unfinished_requests(self) -> bool:
-        return len(self.done) < int(self.asked[-1][2].max_tokens)
-
-    def step(self) -> list[SimpleNamespace]:
-        self.num_steps += 1
-        if self.num_steps == 1:
-            return []
-        if self.num_steps == 2:
-            return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=())])]
-        size = min(
-            self.size or 2 - self.num_steps % 2, self.asked[-1][2].max_tokens - len(self.done)
-        )
-        self.done += range(100 + len(self.done), 100 + len(self.done) + size)
-        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=tuple(self.done))])]
-
-
-def test_vllm_is_asked_by_its_documented_interface(folder: Path) -> None:
-    fake = FakeVllm()
-    setup = PeerSetup(str(folder), 321)
-    with patch.dict(sys.modules, {"vllm": fake}):
-        plain, drafted = (make(name, setup) for name in ("vllm", "vllm:ngram"))
-        asked = Question((7, 8), 7, temperature=0.5, seed=4)
-        answer = plain["vllm"](asked)
-        again = drafted["vllm:ngram=5"](replace(asked, num_tokens=7))
-    assert answer.token_ids == again.token_ids == tuple(range(100, 107))
-    assert [arrival.num_tokens for arrival in answer.arrivals] == [1, 2, 1, 2, 1]
-    assert [arrival.num_tokens for arrival in again.arrivals] == [3, 3, 1]
-    config = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}
-    common = {"model": str(folder), "dtype": "bfloat16", "max_model_len": 321}
-    common["enable_prefix_caching"] = False
-    assert fake.made == [common, {**common, "speculative_config": config}]
-    _, prompt, params = fake.asked[0]
-    assert prompt == {"prompt_token_ids": [7, 8]}
-    assert vars(params) == {
-        "temperature": 0.5,
-        "seed": 4,
-        "max_tokens": 7,
-        "ignore_eos": True,
-        "detokenize": False,
-    }
-
-
 def fake_openvino() -> dict[str, ModuleType]:
     """OpenVINO GenAI's interface as far as it is used: single tokens, then vectors of them."""
     openvino, genai = ModuleType("openvino"), ModuleType("openvino_genai")
@@ -179,7 +106,7 @@ def test_openvino_is_asked_as_it_wants_to_be(tmp_path: Path) -> None:
         found = plain["openvino"](Question((7, 8), 6))
         sampled = plain["openvino"](Question((7, 8), 1, temperature=0.5, seed=4))
         for contender in lookups.values():
-            contender(Question((7, 8), 6))
+            contender(Question((7, 8), 6, temperature=0.5))
     assert found.token_ids == tuple(range(6)) and sampled.num_tokens == 1
     assert [arrival.num_tokens for arrival in found.arrivals] == [1, 2, 1, 2]
     assert len(genai.made) == 2  # one for the lookups together
@@ -189,7 +116,29 @@ def test_openvino_is_asked_as_it_wants_to_be(tmp_path: Path) -> None:
     assert greedy[0] == [[7, 8]]
     assert greedy[1] == {"ignore_eos": True, "max_new_tokens": 6, "do_sample": False}
     assert warm[1]["do_sample"] and (warm[1]["temperature"], warm[1]["rng_seed"]) == (0.5, 4)
-    assert [config["num_assistant_tokens"] for _, config in others] == [3, 5, 10]
+    assert [config["num_assistant_tokens"] for _, config in others] == [3, 5, 8, 15]
+    assert all(config["max_ngram_size"] == 4 and config["do_sample"] for _, config in others)
+    assert not {"num_assistant_tokens", "max_ngram_size"} & (greedy[1].keys() | warm[1].keys())
+
+
+def test_each_export_is_loaded_by_itself(tmp_path: Path) -> None:
+    """Once, however many ask for it."""
+    for name in ("fp16", "int4"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "openvino_model.xml").touch()
+    modules = fake_openvino()
+    texts = ["openvino@int4", "openvino:lookup=5@int4", "openvino:lookup=7@int4"]
+    names = ["openvino", *(text.replace("int4", str(tmp_path / "int4")) for text in texts)]
+    with patch.dict(sys.modules, modules):
+        made = dict(make_peers(names, PeerSetup("model", 100, tmp_path / "fp16"), {}))
+    assert [list(contenders) for contenders in made.values()] == [
+        ["openvino"],
+        *([n] for n in texts),
+    ]
+    genai: Any = modules["openvino_genai"]
+    folders = [(folder, "prompt_lookup" in options) for folder, _, options in genai.made]
+    fp16, int4 = (str(tmp_path / name) for name in ("fp16", "int4"))
+    assert folders == [(fp16, False), (int4, False), (int4, True)]
 
 
 def fake_llama() -> dict[str, ModuleType]:
@@ -242,8 +191,8 @@ def test_llama_tells_which_forward_a_token_came_from(tmp_path: Path) -> None:
         assert [arrival.num_tokens for arrival in pair.arrivals] == [2, 2, 1]
     model, drafting = modules["llama_cpp"].made
     assert (model.options["n_ctx"], model.options["logits_all"]) == (99, False)
-    assert drafting.options["logits_all"] is True
+    assert drafting.options["logits_all"] is drafting.options["flash_attn"] is True
     reset, seed, (tokens, sampling, _) = model.calls
     assert (reset, seed, tokens, sampling["temp"]) == ("reset", 4, [7, 8], 0.5)
     assert (sampling["top_k"], sampling["top_p"], sampling["min_p"]) == (0, 1.0, 0.0)
-    assert [call[2] for call in drafting.calls if isinstance(call, tuple)] == [2, 10]
+    assert [call[2] for call in drafting.calls if isinstance(call, tuple)] == [2, 5, 10]

@@ -124,10 +124,12 @@ def make(name: str, setup: PeerSetup) -> dict[str, Contender]:
         ("openvino", None, "needs --openvino-model FOLDER; write one once: optimum-cli export"),
         ("llama.cpp", None, "needs --gguf FILE"),
         ("transformers", "transformers", r"pip install 'specdec-server\[evals\]'"),
-        ("openvino:lookup", "openvino_genai", "pip install openvino-genai"),
-        ("llama.cpp:lookup=4", "llama_cpp", "pip install llama-cpp-python"),
-        ("vllm:ngram", "vllm", "pip install vllm"),
-        ("vllm:lookup", None, "own speculation is vllm:ngram, or vllm:ngram=N"),
+        ("openvino:lookup", "openvino_genai", r"pip install 'specdec-server\[peers\]'"),
+        ("llama.cpp:lookup=4", "llama_cpp", r"pip install 'specdec-server\[peers\]'"),
+        ("vllm", None, "unknown peer 'vllm'; .* or give a server's URL"),
+        ("openvino:ngram", None, "own speculation is openvino:lookup, or openvino:lookup=N"),
+        ("openvino@", None, "a model of its own is openvino@FOLDER or llama.cpp@FILE"),
+        ("transformers@folder", None, "a model of its own is openvino@FOLDER or llama.cpp@FILE"),
         ("transformers:lookup=0", None, "or transformers:lookup=N for N tokens at a time"),
         ("transformers:lookup=x", None, "or transformers:lookup=N for N tokens at a time"),
         ("ftp://host", None, "unknown peer 'ftp'"),
@@ -159,20 +161,57 @@ def test_a_folder_or_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         peers.check_peers(["llama.cpp"], setup)
 
 
-def test_a_lookup_that_cannot_sample_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "openvino_model.xml").touch()
-    setup = PeerSetup("model", 100, tmp_path, temperature=0.8)
-    with patch.dict(sys.modules, {"openvino_genai": ModuleType("openvino_genai")}):
-        peers.check_peers(["openvino"], setup)
-        with pytest.raises(UsageError, match="--temperature 0 only"):
-            peers.check_peers(["openvino:lookup"], setup)
+def test_a_model_of_its_own_is_looked_for_where_it_is_named(tmp_path: Path) -> None:
+    """The setup has none at all."""
+    setup = PeerSetup("model", 100)
+    modules = {name: ModuleType(name) for name in ("openvino_genai", "llama_cpp")}
+    names = [f"openvino:lookup@{tmp_path}", f"llama.cpp@{tmp_path / 'a.gguf'}"]
+    with patch.dict(sys.modules, modules):
+        for name in names:
+            with pytest.raises(UsageError, match=re.escape(str(tmp_path))):
+                peers.check_peers([name], setup)
+        (tmp_path / "openvino_model.xml").touch()
+        (tmp_path / "a.gguf").touch()
+        assert peers.check_peers(names, setup) == {}
+        with pytest.raises(UsageError, match="openvino needs --openvino-model"):
+            peers.check_peers([*names, "openvino"], setup)
+
+
+@pytest.mark.parametrize(
+    ("names", "twice"),
+    [
+        (["transformers", "transformers"], "transformers"),
+        (["transformers:lookup", "transformers:lookup=10"], "transformers:lookup=10"),
+        (["vllm=http://a", "transformers", "vllm=http://b"], "vllm"),
+        (["openvino@a/int8", "openvino@b/int8"], "openvino@int8"),
+    ],
+)
+def test_contenders_of_one_name_are_refused(names: list[str], twice: str) -> None:
+    """Before a server is asked or a package looked for."""
+    with pytest.raises(UsageError, match=f"^--vs: {twice} is named twice$"):
+        peers.check_peers(names, PeerSetup("model", 100))
 
 
 def test_a_name_stands_for_settings() -> None:
     several = PeerName.parse("openvino:lookup")
-    assert several.contenders == ("openvino:lookup=3", "openvino:lookup=5", "openvino:lookup=10")
+    assert several.contenders == tuple(f"openvino:lookup={n}" for n in (3, 5, 8, 15))
     assert PeerName.parse("openvino:lookup=7").contenders == ("openvino:lookup=7",)
     assert PeerName.parse("llama.cpp").contenders == ("llama.cpp",)
-    names = ["openvino", "openvino:lookup", "vllm:ngram", "http://127.0.0.1:1"]
+    names = ["openvino", "openvino:lookup", "transformers:lookup=4", "http://127.0.0.1:1"]
     assert best_of(names) == {"openvino:lookup": several.contenders}  # not of a single one
-    assert packages(names) == ["openvino-genai", "vllm"]
+    assert packages(names) == ["openvino-genai", "transformers"]
+
+
+def test_a_name_is_told_by_the_last_part_of_its_model() -> None:
+    """And a server by its label."""
+    lookup = PeerName.parse("openvino:lookup@/exported/model-int8")
+    assert lookup.model == Path("/exported/model-int8")
+    assert lookup.contenders == tuple(f"openvino:lookup={n}@model-int8" for n in (3, 5, 8, 15))
+    assert best_of([lookup.text]) == {"openvino:lookup@model-int8": lookup.contenders}
+    assert PeerName.parse("llama.cpp@a/b.gguf").contenders == ("llama.cpp@b.gguf",)
+    setup = PeerSetup("model", 100, Path("one"), Path("two"))
+    assert lookup.setup(setup) == replace(setup, openvino_model=lookup.model)
+    assert PeerName.parse("llama.cpp@b").setup(setup) == replace(setup, gguf=Path("b"))
+    assert PeerName.parse("openvino").setup(setup) == setup
+    assert PeerName.parse("vllm ngram=http://a:1/v1").contenders == ("vllm ngram",)
+    assert PeerName.parse("http://a:1/?b=http://c").contenders == ("http://a:1/?b=http://c",)
