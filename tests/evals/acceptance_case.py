@@ -29,14 +29,14 @@ def step(draw: st.DrawFn, *, is_cut: bool = False) -> StepRecord:
     """A step over a tree with a few nodes at each depth."""
     depth = draw(st.integers(1 if is_cut else 0, 5))
     verified = [draw(st.integers(1, 3)) for _ in range(depth)]
-    proposed = [number + draw(st.integers(0, 2)) for number in verified]
-    proposed += [1] * draw(st.integers(0, 2))
+    offered = [number + draw(st.integers(0, 2)) for number in verified]
+    offered += [1] * draw(st.integers(0, 2))
     path = draw(st.integers(1 if is_cut else 0, depth))
     judged = path + (draw(st.booleans()) if path < depth else 0)
     num_cut = draw(st.integers(1, path)) if is_cut else 0
     by = {"a": draw(st.integers(0, 4)), "b": draw(st.integers(0, 4))}
     return StepRecord(
-        tuple(proposed),
+        tuple(offered),
         tuple(verified),
         judged,
         path - num_cut,

@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from specdec.config import Backend
+from specdec.errors import UsageError
 from specdec.evals.client.exchange import Arrival
 from specdec.evals.data.sample import Sample
 from specdec.evals.latency import peers
@@ -54,13 +55,21 @@ class EchoPeer:
 
 @contextmanager
 def echo_peer() -> Iterator[EchoPeer]:
-    """Inside, --vs knows `echo` and `echo:lookup`, which tries 1 and 3 tokens at a time."""
+    """Inside, --vs knows `echo` and `echo:lookup`, which tries 1 and 3 tokens at a time.
+
+    Its lookup cannot sample.
+    """
     peer = EchoPeer()
 
     def check(setup: PeerSetup) -> None:
         """It is always there."""
 
-    with patch.dict(peers.PEERS, {"echo": PeerKind("nothing", check, lambda setup: peer, (1, 3))}):
+    def check_lookup(setup: PeerSetup) -> None:
+        if setup.temperature:
+            raise UsageError("echo:lookup is greedy")
+
+    kind = PeerKind("nothing", check, lambda setup: peer, (1, 3), check_speculation=check_lookup)
+    with patch.dict(peers.PEERS, {"echo": kind}):
         yield peer
 
 

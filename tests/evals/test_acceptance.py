@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from specdec.errors import ContextLengthExceeded, SpecdecError, UsageError
 from specdec.evals.acceptance.answer import Reply
 from specdec.evals.acceptance.asker import Question
+from specdec.evals.acceptance.drawn import heading
 from specdec.evals.acceptance.edited import NUM_EDITS, SHARE, with_edits
 from specdec.evals.acceptance.in_process import InProcess
 from specdec.evals.acceptance.report import has_unequal
@@ -146,6 +147,32 @@ def test_a_later_turn_comes_after_the_plain_answers(
         assert list(sample.prompt_ids or ()) == ASKED[0].encode(tokenizer, answers)
         assert sample.output_ids is not None
         answers.append(tokenizer.decode(sample.output_ids))
+
+
+def test_a_token_that_the_model_does_not_have_is_told_before_anything_is_asked(
+    settings: AcceptanceSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(InProcess, "ask", lambda *_: pytest.fail("asked"))
+    foreign = Sample("x", "chat", prompt_ids=(1, 999), place="data.jsonl:3")
+    with pytest.raises(UsageError, match=r"data\.jsonl:3 has token 999"):
+        run(replace(settings, samples=[*ASKED, foreign]))
+
+
+def test_a_picture_says_that_it_leaves_settings_out() -> None:
+    def sweep(count: int) -> dict[str, Any]:
+        of_all = {"temperature": 0.0, "max_depth": None}
+        return {
+            "settings": [
+                {"drafter": f"d{index}", "node_budget": nodes, **of_all}
+                for index in range(count)
+                for nodes in (4, 8)
+            ]
+        }
+
+    assert heading("Speed", sweep(7)) == "Speed: temperature 0, 8 nodes"
+    assert heading("Speed", sweep(9)) == "Speed: temperature 0, 8 nodes, the first 7 of 9"
+    assert heading("Speed", sweep(7), but="node_budget") == "Speed: temperature 0"
+    assert heading("Speed", sweep(8), but="node_budget") == "Speed: temperature 0, the first 7 of 8"
 
 
 def test_turns_can_be_bounded(settings: AcceptanceSettings) -> None:

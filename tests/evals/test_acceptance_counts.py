@@ -47,7 +47,7 @@ def test_counts_are_those_of_a_loop_over_steps(records: list[StepRecord], reason
     found = StepCounts.of(records, reason, verified_by(records))
     for position in range(1, 10):
         expected = {
-            "proposed": sum(number_at(record.proposed, position) for record in records),
+            "offered": sum(number_at(record.offered, position) for record in records),
             "verified": sum(number_at(record.verified, position) for record in records),
             "evaluated": sum(record.num_evaluated >= position for record in records),
             "accepted": sum(record.num_accepted >= position for record in records),
@@ -57,7 +57,7 @@ def test_counts_are_those_of_a_loop_over_steps(records: list[StepRecord], reason
             ),
         }
         index = position - 1
-        for name in ("proposed", "verified", "evaluated", "accepted"):
+        for name in ("offered", "verified", "evaluated", "accepted"):
             assert at(getattr(found, name), index) == expected[name], (name, position)
         cut, other = found.cut_by_stop, found.cut_by_length
         if reason == "length":

@@ -24,7 +24,7 @@ from specdec.evals.data.sample import Sample
 from specdec.metrics import SpeculationStats
 from tests.evals.acceptance_case import chats
 from tests.server.conftest import RunningServer, make_folder
-from tests.server.test_real_engine import serving
+from tests.server.real_engine import serving_weights
 
 SAMPLES = [
     Sample("1", "chat", ({"role": "user", "content": "abcabcabcabc"},), ("abcabc?",)),
@@ -36,7 +36,7 @@ SWEEP = Sweep(("suffix", "prediction,suffix"), node_budgets=(8,), temperatures=(
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with serving(tmp_path_factory.mktemp("acceptance"), "fixed") as running:
+    with serving_weights(tmp_path_factory.mktemp("acceptance")) as running:
         yield running
 
 

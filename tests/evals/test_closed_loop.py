@@ -14,18 +14,21 @@ import torch
 
 from specdec.engine import Engine
 from specdec.errors import SpecdecError, UsageError
-from specdec.evals.crossover import workloads
-from specdec.evals.crossover.closed_loop import ClosedLoop, LoopRun, LoopStep
+from specdec.evals.crossover.closed_loop import ClosedLoop
+from specdec.evals.crossover.loop_run import CellRun, LoopRun, LoopStep, StepTotals
 from specdec.evals.crossover.workloads import (
-    CHATS,
-    KINDS,
-    NUM_PROMPTS,
+    MADE,
+    NUM_MADE,
+    PREDICTED,
+    RANDOM,
     Task,
-    WorkloadSettings,
+    answers_of,
+    kinds_of,
+    with_lengths,
     workload,
 )
-from specdec.params import SamplingParams
-from specdec.request import Request
+from specdec.evals.data.sample import Sample
+from specdec.evals.latency.contender import Question
 from specdec.tokenizer import Tokenizer
 from tests.server.conftest import make_folder
 from tests.toy import check_pool, run_all, toy_engine
@@ -34,13 +37,13 @@ from tests.toy import check_pool, run_all, toy_engine
 def tasks(*lengths: int) -> list[Task]:
     """Repetitive prompts of 9 tokens, answered with so many tokens."""
     return [
-        Task(tuple((1, 2, 3 + number) * 3), SamplingParams(max_tokens=length, ignore_eos=True))
+        Task(Question(tuple((1, 2, 3 + number) * 3), length))
         for number, length in enumerate(lengths)
     ]
 
 
 def answer(task: Task) -> tuple[int, ...]:
-    request = Request("alone", task.prompt_ids, task.params)
+    request = task.request("alone")
     run_all(toy_engine(), [request])
     return tuple(request.output_ids)
 
@@ -65,16 +68,19 @@ def test_streams_are_constant_and_all_counted_requests_end(
     assert set(seen[:-1]) == {concurrency}  # the last step only reports what was aborted
     assert not engine.has_work
     check_pool(engine)
-    expected = [(number % 3, answer(work[number % 3])) for number in range(num_requests)]
+    expected = tuple(answer(work[number % 3]) for number in range(num_requests))
     assert run.answers == expected
     assert 0 < len(run.steps) < len(seen) - 1  # without the ramp-up
-    assert sum(s.num_nodes for s in run.steps) > 0 if node_budget else run.nodes_per_request == 0
-    assert run.tokens_per_step > 1 if node_budget else run.tokens_per_step == 1
+    assert run.num_tokens == sum(item.num_tokens for item in run.steps)
+    assert run.seconds == pytest.approx(sum(item.seconds for item in run.steps))
+    totals = StepTotals.of(run.steps)
+    assert totals.nodes_per_request > 0 if node_budget else totals.nodes_per_request == 0
+    assert totals.tokens_per_step > 1 if node_budget else totals.tokens_per_step == 1
     for item in run.steps:
         assert item.num_rows == item.num_prefill + item.num_requests + item.num_nodes
         assert item.seconds > 0
     assert any(item.num_prefill for item in run.steps)  # of the streams that came after
-    assert run.reasons["fixed"] == sum(item.num_requests > 0 for item in run.steps)
+    assert totals.reasons == {"fixed": sum(item.num_requests > 0 for item in run.steps)}
     assert loop.run(work, concurrency, num_requests).answers == expected  # and over again
 
 
@@ -89,8 +95,9 @@ def test_a_prediction_goes_with_its_task() -> None:
     (task,) = tasks(12)
     predicting = replace(task, prediction_ids=answer(task))
     engine = toy_engine(drafter_name="prediction", node_budget=8)
-    speeds = [ClosedLoop(engine).run([t], 1, 2).tokens_per_step for t in (task, predicting)]
-    assert speeds[0] == 1 and speeds[1] > 2
+    runs = [ClosedLoop(engine).run([one], 1, 2) for one in (task, predicting)]
+    alone, predicted = (StepTotals.of(run.steps).tokens_per_step for run in runs)
+    assert alone == 1 and predicted > 2
 
 
 def test_answers_that_leave_nothing_to_time_are_told() -> None:
@@ -117,13 +124,34 @@ def step(seconds: float, tokens: int = 8, prefill: int = 0, reason: str = "fixed
     return LoopStep(seconds, tokens, 12 + prefill, prefill, 4, 8, reason, 2e-6)
 
 
+def run_of(*steps: LoopStep, answers: tuple[tuple[int, ...] | None, ...] = ()) -> LoopRun:
+    tokens = sum(item.num_tokens for item in steps)
+    seconds = sum(item.seconds for item in steps)
+    return LoopRun(tokens, seconds, answers, steps)
+
+
 def test_decode_speed_leaves_out_steps_with_a_prompt() -> None:
-    run = LoopRun([step(1.0), step(3.0), step(4.0, prefill=20, reason="")])
-    assert run.tokens_per_second == 3.0 and run.decode_tokens_per_second == 4.0
-    assert run.rows_per_step == pytest.approx(56 / 3)
-    assert (run.tokens_per_step, run.nodes_per_request) == (2.0, 2.0)
-    assert run.reasons == {"fixed": 2} and run.decide_s == pytest.approx(2e-6)
-    assert LoopRun([step(1.0, prefill=1)]).decode_tokens_per_second is None
+    run = run_of(step(1.0), step(3.0), step(4.0, prefill=20, reason=""))
+    kept = CellRun.of(run, [])
+    assert kept.tokens_per_second == 3.0 and kept.decode_tokens_per_second == 4.0
+    assert kept.steps is not None
+    assert kept.steps.rows_per_step == pytest.approx(56 / 3)
+    assert (kept.steps.tokens_per_step, kept.steps.nodes_per_request) == (2.0, 2.0)
+    assert kept.steps.reasons == {"fixed": 2} and kept.steps.decide_s == pytest.approx(6e-6)
+    assert CellRun.of(run_of(step(1.0, prefill=1)), []).decode_tokens_per_second is None
+    assert CellRun.of(replace(run, steps=()), []).decode_tokens_per_second is None
+
+
+def test_an_answer_that_parts_is_kept_with_its_task_and_place() -> None:
+    """Tasks are taken over again: the third answer is the first task's."""
+    expected = [(1, 2, 3), (4, 5, 6)]
+    run = run_of(step(1.0), answers=((1, 2, 3), (4, 9, 6), (1, 2, 9), (4, 5, 6)))
+    kept = CellRun.of(run, expected)
+    assert kept.parted == ((1, 1), (0, 2))
+    assert CellRun.from_json(json.loads(json.dumps(kept.as_json()))) == kept
+    untold = CellRun.of(replace(run, answers=(None, (4, 9, 6))), expected)
+    assert untold.parted is None
+    assert CellRun.from_json(json.loads(json.dumps(untold.as_json()))) == untold
 
 
 # --- workloads ---
@@ -137,55 +165,71 @@ def engine(tmp_path: Path) -> Engine:
     return cast(Engine, stand_in)
 
 
-def test_chats_are_ours_or_spec_benchs(engine: Engine, tmp_path: Path) -> None:
-    found = workload("chat", engine, WorkloadSettings(max_tokens=9))
-    assert len(found) == len(set(CHATS)) == len(CHATS) == NUM_PROMPTS
-    assert all(task.params == SamplingParams(max_tokens=9) for task in found)
-    assert CHATS[0] in engine.tokenizer.decode(found[0].prompt_ids)
-    file = tmp_path / "question.jsonl"
-    lines = [{"question_id": n, "turns": [f"Q{n}", "second"]} for n in (81, 241)]
-    file.write_text("\n".join(map(json.dumps, lines)))
-    asked = workload("chat", engine, WorkloadSettings(questions=file))
-    texts = [engine.tokenizer.decode(task.prompt_ids) for task in asked]
-    assert ["Q81" in texts[0], "Q241" in texts[1], len(texts)] == [True, True, 2]
-    file.write_text("{}")
-    with pytest.raises(UsageError, match=r"question\.jsonl:1: one of the fields"):
-        workload("chat", engine, WorkloadSettings(questions=file))
+def sample(name: str, task: str, text: str = "Hi") -> Sample:
+    return Sample(name, task, ({"role": "user", "content": text},))
 
 
-def test_every_other_code_edit_predicts_its_source(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(workloads, "MAX_PROMPT", 4000)
-    found = workload("code-edit", engine, WorkloadSettings())
-    assert len(found) == NUM_PROMPTS
-    assert [bool(task.prediction_ids) for task in found] == [True, False] * (NUM_PROMPTS // 2)
+SAMPLES = (sample("a", "chat"), sample("b", "story"), sample("c", "chat", "Why is it?"))
+
+
+def test_a_kind_is_a_task_of_the_samples(engine: Engine) -> None:
+    assert kinds_of(SAMPLES) == ("chat", "story")
+    found = workload("chat", engine, SAMPLES, 9, 0.5)
+    assert [task.question.messages for task in found] == [
+        SAMPLES[0].messages,
+        SAMPLES[2].messages,
+    ]
+    assert "Why is it?" in engine.tokenizer.decode(found[1].question.prompt_ids)
+    asked = [(t.question.num_tokens, t.question.temperature, t.question.seed) for t in found]
+    assert asked == [(9, 0.5, 0), (9, 0.5, 1)] and not any(t.prediction_ids for t in found)
+    with pytest.raises(UsageError, match="have a task 'random', which is made here: rename"):
+        kinds_of([sample("a", RANDOM)])
+
+
+def test_an_answer_gets_what_room_the_context_has(engine: Engine) -> None:
+    prompt = len(workload("story", engine, SAMPLES, 9)[0].question.prompt_ids)
+    cast(Any, engine).max_model_len = prompt + 4
+    (task,) = workload("story", engine, SAMPLES, 9)
+    assert task.question.num_tokens == 4
+    cast(Any, engine).max_model_len = prompt
+    with pytest.raises(UsageError, match=f"sample 'b' has {prompt} tokens; the context holds"):
+        workload("story", engine, SAMPLES, 9)
+    for kind in MADE:
+        with pytest.raises(UsageError, match=f"no prompt of '{kind}' fits this model's context"):
+            workload(kind, engine, SAMPLES, 9)
+
+
+def test_predicted_edits_predict_their_source(engine: Engine) -> None:
+    """One token to a byte: most functions are longer than what is taken."""
+    found = workload(PREDICTED, engine, (), 9)
+    assert 0 < len(found) < NUM_MADE
     for task in found:
+        assert len(task.question.prompt_ids) <= 400
         source = engine.tokenizer.decode(task.prediction_ids)
-        assert source in engine.tokenizer.decode(task.prompt_ids)
-        assert not source or (source.startswith("```python\n") and source.endswith("```"))
+        assert source in engine.tokenizer.decode(task.question.prompt_ids)
+        assert source.startswith("```python\n") and source.endswith("```")
 
 
 def test_random_work_is_sampled_and_the_same_each_time(engine: Engine) -> None:
-    found = workload("random", engine, WorkloadSettings(max_tokens=9))
-    assert found == workload("random", engine, WorkloadSettings(max_tokens=9))
-    assert len({task.prompt_ids for task in found}) == NUM_PROMPTS
-    assert [task.params.seed for task in found] == list(range(NUM_PROMPTS))
-    assert all(task.params.temperature == 1 and task.params.ignore_eos for task in found)
+    found = workload(RANDOM, engine, (), 9)
+    assert found == workload(RANDOM, engine, (), 9)
+    assert len({task.question.prompt_ids for task in found}) == NUM_MADE
+    assert [task.question.seed for task in found] == list(range(NUM_MADE))
+    for task in found:
+        assert task.question.temperature == 1
+        assert task.request("a", may_end=True).params.ignore_eos  # it has no natural end
 
 
-def test_prompts_that_are_too_long_are_left_out(engine: Engine) -> None:
-    whole = workload("chat", engine, WorkloadSettings(max_tokens=96))
-    lengths = sorted(len(task.prompt_ids) for task in whole)
-    cast(Any, engine).max_model_len = 96 + lengths[2]
-    fitting = workload("chat", engine, WorkloadSettings(max_tokens=96))
-    assert sorted(len(task.prompt_ids) for task in fitting) == lengths[:3] < lengths
-    cast(Any, engine).max_model_len = 96 + lengths[0] - 1
-    with pytest.raises(UsageError, match="no chat prompt is as short as"):
-        workload("chat", engine, WorkloadSettings(max_tokens=96))
-
-
-def test_a_kind_that_there_is_not_is_refused(engine: Engine) -> None:
-    with pytest.raises(UsageError, match="unknown kind 'poem'; choose from chat, code-edit"):
-        workload("poem", engine, WorkloadSettings())
-    assert list(KINDS) == ["chat", "code-edit", "random"]
+def test_answers_are_as_long_as_they_are_by_themselves() -> None:
+    """The toy's own answer decides which token ends it."""
+    (task,) = tasks(12)
+    whole = answer(task)
+    end = next(token for token in whole if whole.index(token) > 2)
+    engine = toy_engine(model=replace(toy_engine().loaded, eos_token_ids=(end,)))
+    alone, endless = answers_of([task, replace(task, has_end=False)], engine)
+    assert alone == whole[: whole.index(end) + 1] and endless == whole
+    (cut,) = with_lengths([task], [alone])
+    assert cut == replace(task, question=replace(task.question, num_tokens=len(alone)))
+    request = cut.request("exact")
+    run_all(engine, [request])
+    assert tuple(request.output_ids) == alone

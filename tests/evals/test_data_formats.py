@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from specdec.errors import UsageError
 from specdec.evals.data.formats import read_all, read_samples
 from specdec.evals.data.sample import Sample, first_of_each_task
-from tests.toy import ALPHABET, toy_tokenizer
 
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
 USER = {"role": "user", "content": "Hi"}
@@ -291,39 +290,6 @@ def test_ids_that_two_files_have_get_the_files_names(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"a\.jsonl is given twice"):
         read_all([files[0], files[0]])
     assert read_all([]) == []
-
-
-def some(*tasks: str) -> list[Sample]:
-    return [Sample(str(index), task, user("a")) for index, task in enumerate(tasks)]
-
-
-def test_the_first_of_each_task_in_order() -> None:
-    samples = some("a", "b", "a", "b", "b", "c")
-
-    def ids(*args: Any) -> list[str]:
-        return [sample.sample_id for sample in first_of_each_task(samples, *args)]
-
-    assert ids() == ids(3) == ["0", "1", "2", "3", "4", "5"]
-    assert ids(1) == ["0", "1", "5"]
-    assert ids(2, ["b", "c"]) == ["1", "3", "5"]
-    assert first_of_each_task(iter(samples), 1) == [samples[0], samples[1], samples[5]]
-
-
-def test_an_unknown_task_is_answered_with_the_tasks() -> None:
-    with pytest.raises(UsageError, match="no task 'd' in the data; there are: b, a"):
-        first_of_each_task(some("b", "a", "b"), None, ["a", "d"])
-    with pytest.raises(UsageError, match="there is no sample in the data"):
-        first_of_each_task([], None, ["a"])
-
-
-def test_prompts_of_every_kind_are_encoded() -> None:
-    tokenizer = toy_tokenizer()
-    assert Sample("1", "t", text="abc").encode(tokenizer) == [ALPHABET.index(c) for c in "abc"]
-    assert Sample("1", "t", prompt_ids=(3, 1)).encode(tokenizer) == [3, 1]
-    sample = Sample("1", "t", user("a"), ("b", "c"))
-    assert sample.num_turns == 3
-    assert [m["content"] for m in sample.chat(["x"])] == ["a", "x", "b"]
-    assert [m["role"] for m in sample.chat(["x", "y"])] == ["user", "assistant"] * 2 + ["user"]
 
 
 # --- the real file ---

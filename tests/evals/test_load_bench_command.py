@@ -118,7 +118,8 @@ def test_a_sweep_changes_one_setting() -> None:
     nobody, two = parse_sweep("drafters=none,ngram+suffix", None)
     assert (nobody.fields, nobody.is_off) == ({"speculation": {"enabled": False}}, True)
     assert two.fields == {"speculation": {"drafters": ["ngram", "suffix"]}}
-    assert parse_sweep("stop=a/b", None)[0].file_part == "stop=a+b"
+    assert parse_sweep("drafters=a+b", None)[0].file_part == "drafters=a+b"
+    assert parse_sweep("stop=a/b", None)[0].file_part == "stop=a%2Fb"
 
 
 @pytest.mark.parametrize(
@@ -180,6 +181,25 @@ def test_prompts_that_are_made_up_against_a_url(server: RunningServer, tmp_path:
     own = json.loads((tmp_path / "out/load-concurrency-2.json").read_text())
     assert all(4 <= length <= 9 for length in own["output_lens"])
     assert all(length > 7 * 3 for length in own["input_lens"])
+
+
+def test_levels_of_an_earlier_run_do_not_stay(server: RunningServer, tmp_path: Path) -> None:
+    ask = ("--url", server.url, "--requests", 2, "--output-tokens", 3, "--out", tmp_path)
+    assert bench(*ask, "--concurrency", "1,2").exit_code == 0
+    (tmp_path / "load-notes.json").write_text("{}")
+    assert bench(*ask, "--concurrency", "2,4").exit_code == 0
+    assert {file.name for file in tmp_path.glob("load-*.json")} == {
+        *("load-concurrency-2.json", "load-concurrency-4.json", "load-notes.json"),
+    }
+    first = json.loads((tmp_path / "load.json").read_text())
+    first["levels"] = [{"file": "../load-2.json"}, {"file": "notes.json"}]
+    for name in ("load-2.json", "notes.json"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "load.json").write_text(json.dumps(first))
+    assert bench(*ask, "--concurrency", "1").exit_code == 0
+    assert (tmp_path / "load-2.json").exists() and (tmp_path / "notes.json").exists()
+    (tmp_path / "load.json").write_text("[")
+    assert bench(*ask, "--concurrency", "1").exit_code == 0
 
 
 def test_samples_by_a_schedule(server: RunningServer, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specdec import verification
 from specdec.errors import UsageError
+from specdec.evals.data.sample import Sample
 from specdec.evals.lossless import bench
 from specdec.evals.lossless.answer import Answer
 from specdec.evals.lossless.bench import compare_all
@@ -213,6 +214,12 @@ def test_a_prompt_without_room_is_refused_before_anything_is_asked(folder: Path)
     )
     with pytest.raises(UsageError, match="sample long does not fit the context"):
         compared(folder, samples=[*samples(), long])
+
+
+def test_a_token_that_the_model_does_not_have_is_told_by_file_and_line(folder: Path) -> None:
+    foreign = Sample("x", "chat", prompt_ids=(1, 999), place="data.jsonl:3")
+    with pytest.raises(UsageError, match=r"data\.jsonl:3 has token 999"):
+        compared(folder, samples=[*samples(), foreign])
 
 
 def test_a_conversation_ends_where_the_context_does(folder: Path) -> None:

@@ -160,7 +160,5 @@ def test_a_prompt_without_room_is_refused(folder: Path) -> None:
 
 
 def test_defaults_need_no_training_unless_heads_are_there() -> None:
-    assert default_drafters("smollm2-135m-instruct") == (
-        *("prediction,suffix", "ngram", "suffix,medusa"),
-    )
-    assert default_drafters("other/model") == ("prediction,suffix", "ngram")
+    assert default_drafters("smollm2-135m-instruct") == (*("auto", "ngram", "suffix,medusa"),)
+    assert default_drafters("other/model") == ("auto", "ngram")

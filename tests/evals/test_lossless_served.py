@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from specdec.config import EngineConfig
-from specdec.errors import SpecdecError, UsageError
+from specdec.errors import UsageError
 from specdec.evals.data.sample import Sample
 from specdec.evals.lossless.in_process import InProcess
 from specdec.evals.lossless.question import Question
@@ -21,7 +21,7 @@ from specdec.evals.lossless.run import Run
 from specdec.evals.lossless.served import ServedAnswers
 from tests.evals.lossless_toy import samples
 from tests.server.conftest import RunningServer
-from tests.server.test_real_engine import serving
+from tests.server.real_engine import serving_weights
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[RunningServer]:
-    with serving(folder, "fixed") as running:
+    with serving_weights(folder) as running:
         yield running
 
 
@@ -81,8 +81,19 @@ def test_what_a_server_cannot_do_is_refused(server: RunningServer) -> None:
         ServedAnswers("http://127.0.0.1:9")
     message = {"role": "user", "content": "a" * 600}
     run = Run(samples=[Sample("long", "chat", (message,))], drafters=(), url=server.url)
-    with pytest.raises(SpecdecError, match="long, turn 1: the server answers 400"):
-        run.equality()
+    for measure in (run.equality, run.distribution):
+        with pytest.raises(UsageError, match="sample long does not fit the context: leave it out"):
+            measure()
+
+
+def test_a_conversation_ends_where_the_servers_context_does(server: RunningServer) -> None:
+    run = Run(
+        samples=samples("a" * 600, "more"), drafters=(), seeds=1, max_tokens=8, url=server.url
+    )
+    report = run.equality()
+    assert report.data["is_lossless"]
+    assert [row["answers"] for row in report.data["rows"]] == [3, 3]
+    assert report.data["num_skipped"] == 12  # two turns of three samples at two temperatures
 
 
 @contextmanager

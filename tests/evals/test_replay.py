@@ -231,7 +231,7 @@ def test_it_does_so_where_steps_are_of_all_kinds() -> None:
     met: Counter[str] = Counter()
     for seed in range(1000, 1025):
         for step in check(random_run(seed)):
-            met["nodes were left out"] += step.proposed != step.verified
+            met["nodes were left out"] += step.offered != step.verified
             met["a stop or the length cut"] += step.num_cut > 0
             met["several were accepted"] += step.num_accepted > 2
             met["some were rejected"] += 0 < step.num_accepted < len(step.verified)

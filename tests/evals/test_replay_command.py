@@ -27,8 +27,8 @@ def line(**fields: Any) -> str:
     [
         (line(prompt_ids=[1], id="x"), {}, "sample 'x' has no recorded answer.*eval acceptance"),
         (line(text="a", output=""), {}, "sample 'line 1' has an empty answer"),
-        (line(prompt_ids=[1], output_ids=[9999]), {}, "has token 9999.*--model"),
-        (line(prompt_ids=[9999], output_ids=[1]), {}, "has token 9999.*--model"),
+        (line(prompt_ids=[1], output_ids=[9999]), {}, r"data.jsonl:1 has token 9999.*--model"),
+        (line(prompt_ids=[9999], output_ids=[1]), {}, r"data.jsonl:1 has token 9999.*--model"),
         (line(text="a" * 600, output="b"), {}, "has 601 tokens.*holds 512"),
         (line(text="a" * 9, output="b"), {"max_model_len": 8}, "has 10 tokens.*holds 8"),
         (line(text="a", output="b"), {"max_model_len": 9999}, "exceeds the model's 512"),

@@ -282,3 +282,9 @@ def test_a_percentile_is_the_least_value_with_so_many_below(
         return 100 * sum(other <= value for other in values) >= percent * len(values)
 
     assert percentile(values, percent) == min(filter(has_enough, values))
+
+
+def test_lines_and_bars_differ_beyond_the_colours() -> None:
+    for style in (line_style, bar_style):
+        assert len({repr(style(index)) for index in range(49)}) == 49
+        assert len({style(index)["color"] for index in range(7)}) == 7

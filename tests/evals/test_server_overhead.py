@@ -20,7 +20,7 @@ from specdec.evals.load import overhead as server_overhead
 from specdec.evals.load.overhead import OverheadSettings, Timing, crowd_summary, measure, summary
 from specdec.evals.load.served import Stream
 from tests.server.conftest import make_folder
-from tests.server.test_real_engine import add_weights
+from tests.server.real_engine import add_weights
 from tests.toy import compiled_native
 
 if TYPE_CHECKING:

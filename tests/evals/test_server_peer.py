@@ -100,6 +100,19 @@ def test_a_server_is_asked_by_token_ids_and_says_when_tokens_come(host: Start) -
     assert body["ignore_eos"] and body["cache_salt"] != again["cache_salt"]
 
 
+def test_a_server_may_have_a_label(host: Start) -> None:
+    served = host()
+    name = f"vllm ngram={served.url}/v1#chat"
+    servers = peers.check_peers([name], PeerSetup("m", 9))
+    [(text, contenders)] = peers.make_peers([name], PeerSetup("m", 9), servers)
+    assert text == name and list(contenders) == ["vllm ngram"] and servers[name].is_chat
+    messages = ({"role": "user", "content": "Why?"},)
+    assert contenders["vllm ngram"](Question((4,), 3, messages=messages)).num_tokens == 3
+    served.server.is_broken = True
+    with pytest.raises(SpecdecError, match=r"^vllm ngram did not answer: 500 out of order"):
+        servers[name](Question((4,), 3, messages=messages))
+
+
 def test_fields_that_a_server_refuses_are_left_out(host: Start) -> None:
     served = host("cache_salt", "return_token_ids")
     found = ServerPeer(served.url)(Question((4, 5, 6), 5))
@@ -110,8 +123,9 @@ def test_fields_that_a_server_refuses_are_left_out(host: Start) -> None:
 
 def test_a_server_may_be_asked_by_messages(host: Start) -> None:
     served = host("/v1/completions")
-    with pytest.raises(UsageError, match=r"400 what is /v1/completions\?; or ask by .*#chat"):
-        ServerPeer(served.url)
+    hint = rf"^other does not answer: 400 what is /v1/completions\?; .*: {served.url}#chat$"
+    with pytest.raises(UsageError, match=hint):
+        ServerPeer(f"other={served.url}")
     messages = ({"role": "user", "content": "Why?"},)
     peer = ServerPeer(f"{served.url}/v1#chat")
     assert peer.is_chat and peer(Question((4,), 3, messages=messages)).num_tokens == 3

@@ -12,7 +12,7 @@ from specdec.config import Backend, EngineConfig
 from specdec.errors import UsageError
 from specdec.loading import LoadedModel, load_model
 from tests.server.conftest import make_folder
-from tests.server.test_real_engine import add_weights
+from tests.server.real_engine import add_weights
 from tests.toy import RandomTensors
 
 

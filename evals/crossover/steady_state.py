@@ -1,0 +1,82 @@
+"""SteadyState: the time in which so many streams are answered, and what arrives within it.
+
+It begins when every one of the first streams has a token, and ends when the last of the counted
+requests does; until then a stream that ends is followed by the tasks over again, so that the
+number of streams never falls. A run down to the last stream would mix all smaller concurrencies
+into the figure, and by other shares on every side; a time that closes with the first stream that
+has no successor would leave most of the answers out. Since the first prompts are read before it
+begins, prompts weigh less than they do in the long run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specdec.errors import SpecdecError
+from specdec.evals.crossover.loop_run import LoopRun, LoopStep
+
+
+class SteadyState:
+    """Is told of every request in the order in which things happen; requests have numbers from 0.
+
+    Arrivals at the very moment at which it begins are not of it: they belong to the step before.
+
+    Example:
+        state = SteadyState(num_streams=8, num_requests=24)
+        number = state.begin()
+        state.note(number, num_tokens=2, now=0.5)
+        state.end(number, now=0.5)
+    """
+
+    def __init__(self, num_streams: int, num_requests: int) -> None:
+        assert num_requests >= num_streams, "the first streams must be counted"
+        self._num_requests = num_requests
+        self._silent = set(range(num_streams))  # of the first streams, those without a token
+        self._num_left = num_requests
+        self._num_begun = 0
+        self._begin_at = self._end_at = 0.0
+        self._num_tokens = 0
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether every one of the first streams has a token."""
+        return not self._silent
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all counted requests have ended."""
+        return not self._num_left
+
+    def begin(self) -> int:
+        """The next request's number."""
+        self._num_begun += 1
+        return self._num_begun - 1
+
+    def note(self, number: int, num_tokens: int, now: float) -> None:
+        """Tokens of a request have arrived."""
+        if not num_tokens:
+            return
+        if self._silent:
+            self._silent.discard(number)
+            self._begin_at = now
+        elif now > self._begin_at and (not self.is_over or now == self._end_at):
+            self._num_tokens += num_tokens
+
+    def end(self, number: int, now: float) -> None:
+        """A request has ended, once its last tokens are noted."""
+        if number < self._num_requests:
+            self._num_left -= 1
+            self._end_at = max(self._end_at, now)
+
+    def run(
+        self, answers: Sequence[tuple[int, ...] | None], steps: Sequence[LoopStep] = ()
+    ) -> LoopRun:
+        """What arrived, once it is over; answers: of the counted requests, None if not told.
+
+        Raises SpecdecError if no time was left to count in.
+        """
+        assert self.is_over, "requests are still to end"
+        seconds = self._end_at - self._begin_at
+        if self._silent or seconds <= 0:
+            raise SpecdecError("the answers ended before all streams had begun: allow more tokens")
+        return LoopRun(self._num_tokens, seconds, tuple(answers), tuple(steps))
