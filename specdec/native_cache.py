@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec.kernels.native_library import CCache
+from specdec.kernels.native_structs import CCache
 from specdec.model_config import ModelConfig
 
 FORMATS = {"fp32": 0, "bf16": 1, "int8": 2}  # KVFormat in kernels/native/model.hpp

@@ -20,7 +20,7 @@ from specdec.acceptance import Acceptance, temperature_bin
 from specdec.asking import NUM_LEVELS
 from specdec.candidates import Floats, is_mixed
 from specdec.choice import LEAST_WORTH, Choice, Chooser, Stakes
-from specdec.kernels.native_library import CAcceptance, CChoice, CCounts, CNode, CTree
+from specdec.kernels.native_structs import CAcceptance, CChoice, CCounts, CNode, CTree
 from specdec.plan import StepPlan
 from specdec.tree import DraftTree
 

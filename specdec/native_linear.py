@@ -7,7 +7,8 @@ import ctypes
 import torch
 from torch import Tensor
 
-from specdec.kernels.native_library import GROUP, LANES, CLinear
+from specdec.kernels.native_library import GROUP, LANES
+from specdec.kernels.native_structs import CLinear
 from specdec.native_cache import aligned_zeros
 from specdec.native_weights import FORMATS
 

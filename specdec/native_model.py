@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from array import array
 from collections.abc import Sequence
+from struct import Struct
 
 import torch
 from torch import Tensor
 
+from specdec.config import WeightPrecision
 from specdec.cores import usable_cores
 from specdec.kernels.batch import Batch
-from specdec.kernels.native_library import CCache, CModel, CSegment, CStep
+from specdec.kernels.native_structs import CCache, CModel, CStep
 from specdec.model_config import ModelConfig
 from specdec.native_cache import NativeKVCache, integers
 from specdec.native_linear import NativeLinear
@@ -19,9 +22,14 @@ from specdec.native_weights import IntegerSource, NativeWeights
 from specdec.target import TargetOutput
 from specdec.weights import TensorSource
 
+_MOST_KEPT_ROWS = 64
+_Output = tuple[TargetOutput, int, int]  # and the addresses of logits and states
+_put_step = Struct("9P4i").pack_into  # CStep; ctypes sets a field in the time of several lines
+assert Struct("9P4i").size == ctypes.sizeof(CStep)
+
 
 class NativeModel:
-    """The model of `TargetModel`, for a CPU: kernels/native/forward.cpp.
+    """The model of `TargetModel`, for a CPU: kernels/native/forward.hpp.
 
     `precision` is fp32, bf16, int8 or int4. Rows are invariant whatever the batch, without
     padding. Logits are fp32.
@@ -40,7 +48,7 @@ class NativeModel:
         library: ctypes.CDLL,
         config: ModelConfig,
         source: TensorSource,
-        precision: str,
+        precision: WeightPrecision,
         *,
         max_model_len: int,
         num_threads: int | None = None,
@@ -74,6 +82,12 @@ class NativeModel:
         )
         self._forward = library.specdec_open(ctypes.byref(described), self.num_threads)
         weakref.finalize(self, library.specdec_close, self._forward)
+        self._run = library.specdec_forward
+        self._step = bytearray(ctypes.sizeof(CStep))
+        self._described_step = CStep.from_buffer(self._step)
+        self._logits = torch.empty(0, self.weights.head.out)
+        self._hidden = torch.empty(0, config.hidden_size)
+        self._outputs: dict[int, _Output] = {}  # by number of rows: views of these two
 
     def kv_bytes_per_block(self, kv: str, block_size: int) -> int:
         """Memory of one block of a KV cache of this precision over all layers, in bytes."""
@@ -106,38 +120,60 @@ class NativeModel:
 
     def forward(self, batch: Batch, kv_cache: NativeKVCache) -> TargetOutput:
         """Logits and hidden states in fp32; writes the batch's keys and values to the cache."""
+        num_rows, num_logits = len(batch.token_ids), len(batch.logit_rows)
+        # One array for all: the weights have swept every cache, and cold calls are what this costs.
+        data = array("i", (*batch.token_ids, *batch.positions, *batch.slots, *batch.logit_rows))
         blocks: list[int] = []
         paths = bytearray()
-        segments = []
         for segment in batch.segments:
             first_path = -1 if segment.ancestors is None else len(paths)
-            segments.append(
-                CSegment(segment.start, segment.num_rows, segment.root, len(blocks), first_path)
-            )
+            start, count = segment.start, segment.num_rows
+            data.extend((start, count, segment.root, len(blocks), first_path))
             blocks += segment.block_ids
-            for row in range(segment.num_rows if segment.ancestors is not None else 0):
+            for row in range(count if segment.ancestors is not None else 0):
                 path = segment.path(row)
-                paths += bytes(path) + bytes(segment.num_rows - len(path))
-        logits = torch.empty(len(batch.logit_rows), self.weights.head.out)
-        hidden = torch.empty(len(batch.logit_rows), self.config.hidden_size)
-        step = CStep(
-            token_ids=integers(batch.token_ids),
-            positions=integers(batch.positions),
-            slots=integers(batch.slots),
-            segments=(CSegment * len(segments))(*segments),
-            blocks=integers(blocks),
-            paths=bytes(paths),
-            logit_rows=integers(batch.logit_rows),
-            logits=logits.data_ptr(),
-            hidden=hidden.data_ptr(),
-            num_rows=batch.num_rows,
-            num_segments=len(segments),
-            num_logits=len(batch.logit_rows),
+                paths += bytes(path) + bytes(count - len(path))
+        first_block = len(data)
+        data.extend(blocks)
+        first_path = len(data)
+        data.frombytes(paths + bytes(-len(paths) % data.itemsize))
+        at = data.buffer_info()[0]
+        row_bytes = num_rows * data.itemsize
+        output, logits_at, hidden_at = self._outputs.get(num_logits) or self._output(num_logits)
+        _put_step(
+            self._step,
+            0,
+            at,
+            at + row_bytes,
+            at + 2 * row_bytes,
+            at + 3 * row_bytes + num_logits * data.itemsize,
+            at + first_block * data.itemsize,
+            at + first_path * data.itemsize,
+            at + 3 * row_bytes,
+            logits_at,
+            hidden_at,
+            num_rows,
+            len(batch.segments),
+            num_logits,
+            0,
         )
-        self._library.specdec_forward(
-            self._forward, ctypes.byref(kv_cache.described), ctypes.byref(step)
-        )
-        return TargetOutput(logits[:, : self.config.vocab_size], hidden)
+        self._run(self._forward, kv_cache.described, self._described_step)
+        return output
+
+    def _output(self, num_logits: int) -> _Output:
+        """Where so many rows' logits and states go, each time the same: TargetOutput allows it."""
+        logits, hidden = self._logits, self._hidden
+        if num_logits > len(logits):
+            logits = torch.empty(num_logits, self.weights.head.out)
+            hidden = torch.empty(num_logits, self.config.hidden_size)
+            if num_logits <= _MOST_KEPT_ROWS:
+                self._logits, self._hidden = logits, hidden
+                self._outputs.clear()
+        views = logits[:num_logits, : self.config.vocab_size], hidden[:num_logits]
+        made = TargetOutput(*views), logits.data_ptr(), hidden.data_ptr()
+        if num_logits <= _MOST_KEPT_ROWS:
+            self._outputs[num_logits] = made
+        return made
 
     def _move(self, cache: CCache, src: Sequence[int], dst: Sequence[int]) -> None:
         self._library.specdec_move(

@@ -9,13 +9,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specdec.kernels.native_library import GROUP, LANES, CLayer, CLinear
+from specdec.gguf_conversion import GROUP_BYTES
+from specdec.kernels.native_library import GROUP, LANES
+from specdec.kernels.native_structs import CLayer, CLinear
 from specdec.model_config import ModelConfig
 from specdec.native_cache import aligned_zeros
 from specdec.weights import TensorSource
 
 FORMATS = {"fp32": 0, "bf16": 1, "int8": 2, "int4": 3}  # Format in kernels/native/model.hpp
-_GGUF_BYTES = {"int8": 34, "int4": 20}  # of a group: Q8_0, Q4_1
 _SLAB_BYTES = 64 * 2**20
 _ALIGNMENT = 64
 _ROWS_AT_ONCE = 1024  # converted to fp32 and packed together
@@ -119,7 +120,7 @@ class NativeWeights:
             bias = None if bias is None else [_interleaved(bias)]
         width = parts[0].shape[1]
         if blocks:
-            width = width // _GGUF_BYTES[precision] * GROUP
+            width = width // GROUP_BYTES[precision] * GROUP
         num_panels = -(-sum(len(part) for part in parts) // LANES)
         kind = FORMATS[precision]
         panels = self._zeros(
@@ -144,12 +145,12 @@ class NativeWeights:
         """GGUF blocks of the matrices where all have them in this precision, or nothing."""
         tensors = [f"{name}.weight" for name in names]
         held = self._integers
-        if held is None or precision not in _GGUF_BYTES or not all(t in held for t in tensors):
+        if held is None or precision not in GROUP_BYTES or not all(t in held for t in tensors):
             return []
         parts = [held.get(tensor) for tensor in tensors]
         # Only one of the two kinds fits: a row of either is a whole number of groups.
         groups = self._source.get(tensors[0]).shape[1] // GROUP
-        fits = all(part.shape[1] == groups * _GGUF_BYTES[precision] for part in parts)
+        fits = all(part.shape[1] == groups * GROUP_BYTES[precision] for part in parts)
         return parts if fits else []
 
     def _norm(self, name: str) -> int:

@@ -28,9 +28,17 @@ _native: ctypes.CDLL | None = None
 
 
 def use_native(library: ctypes.CDLL | None) -> None:
-    """Let the native library make noise on the CPU from now on; None = PyTorch. The same bits."""
+    """Let the native library make noise on the CPU from now on, and choose tokens with it.
+
+    None = PyTorch. The same bits.
+    """
     global _native
     _native = library
+
+
+def native() -> ctypes.CDLL | None:
+    """The library that `use_native` was given."""
+    return _native
 
 
 # Numbers that fp32 holds exactly, so that no library has to round them; as tensors, for torch

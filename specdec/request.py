@@ -6,15 +6,13 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from specdec.limits import NO_LIMITS, NO_SPECULATION, SpeculationLimits
 from specdec.metrics import SpeculationStats
 from specdec.params import SamplingParams
+from specdec.step_record import StepRecord
 from specdec.text import StopMatcher
-
-if TYPE_CHECKING:  # made of what is made of requests
-    from specdec.step_record import StepRecord
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 

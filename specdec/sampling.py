@@ -10,17 +10,21 @@ cannot depend on which other rows were verified beside it. The order of the step
 
 A token survives the last step by its value alone, so that truncation is one number per row, the
 threshold, and tokens of equal value share their fate. The same number and the same choice come
-out of `kernels/truncation.py` and `kernels/gumbel_argmax.py`.
+out of `kernels/truncation.py` and `kernels/gumbel_argmax.py`, and the same choice out of
+`kernels/native/sampling.hpp`.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from specdec import noise
+from specdec.native_sampling import NativeSampling, is_readable
 from specdec.noise import gumbel, gumbel_all, negative_log
 from specdec.params import SamplingParams
 
@@ -92,6 +96,7 @@ class Sampler:
             if params.allowed_token_ids is None
             else torch.tensor(sorted(params.allowed_token_ids), dtype=torch.int64)
         )
+        self._native: NativeSampling | None = None
 
     def position(self, output_ids: Sequence[int]) -> int:
         """Absolute position of the token that follows `output_ids`; keys the noise."""
@@ -125,15 +130,28 @@ class Sampler:
         token id wins a tie; greedy takes the argmax of the row. Raises NothingToChoose.
         """
         row = self._processed(logits, output_ids)
+        position = self.position(output_ids)
+        library = noise.native()
+        if library is not None and is_readable(row):
+            token_id = self.natively(library).choose(row, position)
+            if token_id is not None:
+                return token_id
         if self.params.is_greedy:
             return int(row.argmax())
         scaled = row * self.inverse_temperature
         token_ids = self._surviving(scaled)
-        position = self.position(output_ids)
         if token_ids is None:
             return int((scaled + gumbel_all(self.seed, position, len(row), row.device)).argmax())
-        noise = gumbel(self.seed, position, token_ids)
-        return int(token_ids[(scaled[token_ids] + noise).argmax()])
+        own = gumbel(self.seed, position, token_ids)
+        return int(token_ids[(scaled[token_ids] + own).argmax()])
+
+    def natively(self, library: ctypes.CDLL) -> NativeSampling:
+        """The same choice by the library, from rows that `changes_logits` leaves as they are."""
+        if self._native is None or self._native.library is not library:
+            self._native = NativeSampling(
+                library, self.params, self.seed, self.inverse_temperature, self._min_p_gap
+            )
+        return self._native
 
     def threshold(self, logits: Tensor, output_ids: Sequence[int]) -> float:
         """The least value of `scaled` that survives, an fp32 number; -inf where nothing is cut.
@@ -156,6 +174,9 @@ class Sampler:
         return Survivors(token_ids, kept.log_softmax(0))
 
     def _processed(self, logits: Tensor, output_ids: Sequence[int]) -> Tensor:
+        """The row after penalties, bias and bans, fp32; the caller's own where it has none."""
+        if not self.changes_logits(len(output_ids)):
+            return logits.float()
         params = self.params
         row = logits.to(torch.float32, copy=True)
         if params.repetition_penalty != 1.0:

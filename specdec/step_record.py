@@ -6,17 +6,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING
 
-from specdec.commit import VerifiedStep
-from specdec.tree import DraftTree
+if TYPE_CHECKING:  # brings torch, and the server's process goes without
+    from specdec.tree import DraftTree
 
 
 @dataclass(frozen=True)
 class StepRecord:
     """One decode step of one request; a step without draft nodes has a record too.
 
-    `proposed[i]` counts the nodes at depth i + 1 that drafters offered, `verified[i]` those that
+    `offered[i]` counts the nodes at depth i + 1 that drafters offered, `verified[i]` those that
     the controller let be verified. The walk stood before `num_evaluated` depths that had a verified
     node: at each of them a guess was judged. `num_accepted` of them gave an output token, the next
     `num_cut` were accepted too, but a stop or the longest length cut them off. By drafter, a node
@@ -26,7 +26,7 @@ class StepRecord:
     Example: a chain of 4 whose third node is wrong has num_evaluated 3 and num_accepted 2.
     """
 
-    proposed: tuple[int, ...]
+    offered: tuple[int, ...]
     verified: tuple[int, ...]
     num_evaluated: int
     num_accepted: int
@@ -36,12 +36,14 @@ class StepRecord:
     accepted_by: Mapping[str, int]
 
     @classmethod
-    def of(cls, candidates: DraftTree, item: VerifiedStep, num_tokens: int) -> StepRecord:
-        """The record of a verified step of which `num_tokens` became output.
+    def of(
+        cls, candidates: DraftTree, tree: DraftTree, path: Sequence[int], num_tokens: int
+    ) -> StepRecord:
+        """The record of a step of which `num_tokens` became output.
 
-        candidates: the tree that drafters offered.
+        candidates: the tree that drafters offered; tree: the part of it that was verified; path:
+        its accepted nodes.
         """
-        tree, path = item.tree, item.verdict.path
         num_accepted = min(num_tokens, len(path))
         judged = [child for node in (0, *path) for child in tree.children[node]]
         return cls(
@@ -53,30 +55,6 @@ class StepRecord:
             num_tokens,
             _by_source([tree.sources[node] for node in judged]),
             _by_source([tree.sources[node] for node in path[:num_accepted]]),
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        """All fields, ready for JSON."""
-        return {
-            "proposed": list(self.proposed),
-            "verified": list(self.verified),
-            "num_evaluated": self.num_evaluated,
-            "num_accepted": self.num_accepted,
-            "num_cut": self.num_cut,
-            "num_tokens": self.num_tokens,
-            "evaluated_by": dict(self.evaluated_by),
-            "accepted_by": dict(self.accepted_by),
-        }
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> StepRecord:
-        """Example: `StepRecord.from_json(record.as_json()) == record`."""
-        return cls(
-            **{
-                **fields,
-                "proposed": tuple(fields["proposed"]),
-                "verified": tuple(fields["verified"]),
-            }
         )
 
 

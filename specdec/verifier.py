@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from specdec import noise
 from specdec.commit import VerifiedStep
 from specdec.config import Verification
 from specdec.errors import InvalidRequest
 from specdec.kernels import dispatch
 from specdec.kernels.batch import Batch
+from specdec.native_sampling import are_finite
 from specdec.plan import DecodeStep, StepPlan
 from specdec.sampling import NothingToChoose, Sampler
 from specdec.tree import DraftTree
@@ -42,6 +45,11 @@ def make_verifier(rule: Verification, device: torch.device) -> Verifier:
         from specdec.device_verifier import DeviceVerifier
 
         return DeviceVerifier()
+    library = noise.native()
+    if rule == "coupled" and library is not None:
+        from specdec.native_verifier import NativeVerifier
+
+        return NativeVerifier(library)
     return HostVerifier(rule)
 
 
@@ -61,16 +69,20 @@ class HostVerifier:
     ) -> list[VerifiedStep]:
         """See Verifier."""
         logits = logits.cpu()
-        is_finite = logits.sum(-1, dtype=torch.float32).isfinite().tolist()
-        verified = []
-        for index, (step, tree) in enumerate(zip(plan.decode_steps, trees, strict=True)):
-            first, last = batch.first_logit[index : index + 2]
-            if all(is_finite[first:last]):
-                sampler = samplers[step.request.request_id]
-                verified.append(verify_step(self._rule, step, tree, logits[first:last], sampler))
-            else:
-                verified.append(broken_step(step, tree))
-        return verified
+        return [
+            self.verify_alone(step, tree, logits[first:last], samplers[step.request.request_id])
+            for step, tree, (first, last) in zip(
+                plan.decode_steps, trees, pairwise(batch.first_logit), strict=True
+            )
+        ]
+
+    def verify_alone(
+        self, step: DecodeStep, tree: DraftTree, logits: Tensor, sampler: Sampler
+    ) -> VerifiedStep:
+        """One request's tree. logits: [num_nodes, vocab], on the CPU."""
+        if not all(are_finite(noise.native(), logits)):
+            return broken_step(step, tree)
+        return verify_step(self._rule, step, tree, logits, sampler)
 
     def warm_up(self, logits: Tensor) -> None:
         """See Verifier; nothing is compiled."""

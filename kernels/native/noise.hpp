@@ -5,19 +5,18 @@
 
 namespace specdec {
 
-typedef uint64_t u64x16 __attribute__((vector_size(128)));
-
 // Philox4x32-10 with counter (first, position, 0, 0), the Gumbel stream being 0.
 inline void philox(u32x16 first, u32x16 position, uint64_t seed, u32x16 words[4]) {
     u32x16 c0 = first, c1 = position, c2 = {}, c3 = {};
     uint32_t key_a = (uint32_t)seed, key_b = (uint32_t)(seed >> 32);
     for (int round = 0; round < 10; round++) {
-        const u64x16 b = __builtin_convertvector(c2, u64x16) * 0xCD9E8D57u;
-        const u64x16 a = __builtin_convertvector(c0, u64x16) * 0xD2511F53u;
-        c0 = __builtin_convertvector(b >> 32, u32x16) ^ c1 ^ key_a;
-        c2 = __builtin_convertvector(a >> 32, u32x16) ^ c3 ^ key_b;
-        c1 = __builtin_convertvector(b, u32x16);
-        c3 = __builtin_convertvector(a, u32x16);
+        u32x16 high_a, high_b;
+        const u32x16 low_a = multiply(c0, 0xD2511F53u, high_a);
+        const u32x16 low_b = multiply(c2, 0xCD9E8D57u, high_b);
+        c0 = high_b ^ c1 ^ key_a;
+        c2 = high_a ^ c3 ^ key_b;
+        c1 = low_b;
+        c3 = low_a;
         key_a += 0x9E3779B9u;
         key_b += 0xBB67AE85u;
     }
@@ -54,17 +53,22 @@ inline f32x16 gumbel(u32x16 words) {
     return negative_log(exponent, 1.0f - mantissa);
 }
 
+// Words of the 64 tokens from 64 * block on, in order: four neighbours share a call of the generator.
+inline void token_words(uint32_t block, uint32_t position, uint64_t seed, u32x16 words[4]) {
+    // Lanes are dealt out so that the words of tokens 16 k + 4 q + j, of group 4 k + q, lie in lane
+    // 4 q + k: quarters of registers then change places within themselves.
+    const u32x16 groups = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+    philox(groups + 16 * block, splat_u(position), seed, words);
+    transpose_quarters(words);
+}
+
 // Noise of tokens [0, count) at one position.
 inline void gumbel_all(uint64_t seed, uint32_t position, int64_t count, float *out) {
-    const u32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     for (int64_t at = 0; at < count; at += 4 * LANES) {
         u32x16 words[4];
-        philox(lanes + (uint32_t)(at / 4), splat_u(position), seed, words);
-        float noise[4 * LANES];
-        for (int j = 0; j < 4; j++) {
-            const f32x16 own = gumbel(words[j]);
-            for (int lane = 0; lane < LANES; lane++) noise[4 * lane + j] = own[lane];
-        }
+        token_words((uint32_t)(at / (4 * LANES)), position, seed, words);
+        f32x16 noise[4];
+        for (int k = 0; k < 4; k++) noise[k] = gumbel(words[k]);
         const int64_t left = count - at < 4 * LANES ? count - at : 4 * LANES;
         std::memcpy(out + at, noise, left * sizeof(float));
     }

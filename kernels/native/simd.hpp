@@ -70,6 +70,46 @@ inline float sum(f32x16 v) {
 
 inline float largest(f32x16 v) { return reduce(v, maximum); }
 
+inline bool any(i32x16 mask) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask);
+#else
+    int32_t lanes = 0;
+    for (int i = 0; i < LANES; i++) lanes |= mask[i];
+    return lanes;
+#endif
+}
+
+// a * b of 32-bit words: the lower halves, and in `high` the upper ones.
+inline u32x16 multiply(u32x16 a, uint32_t b, u32x16 &high) {
+#if defined(__AVX512F__)
+    const __m512i factor = _mm512_set1_epi32((int)b);
+    const __m512i even = _mm512_mul_epu32((__m512i)a, factor);
+    const __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64((__m512i)a, 32), factor);
+    high = (u32x16)_mm512_mask_shuffle_epi32(odd, 0x5555, even, _MM_PERM_DDBB);
+#else
+    for (int i = 0; i < LANES; i++) high[i] = (uint32_t)((uint64_t)a[i] * b >> 32);
+#endif
+    return a * b;
+}
+
+// Lane 4 q + k of words[j] to lane 4 q + j of words[k].
+inline void transpose_quarters(u32x16 words[4]) {
+    const auto low = [](u32x16 a, u32x16 b) {
+        return __builtin_shufflevector(
+            a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29
+        );
+    };
+    const auto high = [](u32x16 a, u32x16 b) {
+        return __builtin_shufflevector(
+            a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31
+        );
+    };
+    const u32x16 a = low(words[0], words[2]), b = low(words[1], words[3]);
+    const u32x16 c = high(words[0], words[2]), d = high(words[1], words[3]);
+    words[0] = low(a, b), words[1] = high(a, b), words[2] = low(c, d), words[3] = high(c, d);
+}
+
 // exp(x): 2^n times a polynomial of degree 6 on [-ln2/2, ln2/2] (relative error 2e-7). 0 for -inf
 // and below -104; exp(88) above 88.
 inline f32x16 exp(f32x16 x) {

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec.kernels import native_library
-from specdec.kernels.native_library import LANES, STRUCTS, NativeUnavailable, load
+from specdec.kernels.native_library import LANES, NativeUnavailable, load
+from specdec.kernels.native_structs import STRUCTS, CLinear
 from specdec.native_weights import FORMATS
 from tests.native_oracle import GROUP, stored
 from tests.native_session import native_library as shared_library
@@ -68,7 +69,7 @@ def start(cache: Path) -> subprocess.Popen[str]:
 def test_a_second_load_does_not_compile(tmp_path: Path, compiler: Compiler) -> None:
     load(tmp_path / "cache")
     compiler.says("exit 1")
-    assert load(tmp_path / "cache").specdec_struct_bytes(0) == ctypes.sizeof(native_library.CLinear)
+    assert load(tmp_path / "cache").specdec_struct_bytes(0) == ctypes.sizeof(CLinear)
     assert compiler.num_runs == 1
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
