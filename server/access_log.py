@@ -10,9 +10,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specdec.server.caller import caller_in
+from specdec.server.load_metrics import CLIENT_GONE
 from specdec.server.stderr_lines import say
 
-CLIENT_GONE = 499  # nobody reads the answer
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 

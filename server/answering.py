@@ -30,25 +30,22 @@ Result = TypeVar("Result")
 
 
 async def _chat(request: Request) -> Response:
-    service = service_of(request)
-    settings = service.settings
-    body = parse_body(await request.body(), ChatBody, strict=settings.strict_params)
-    fingerprint = service.check_ready().fingerprint
-    reply = ChatReply(body, fingerprint=fingerprint, force_usage=settings.force_usage)
-    return await _answer(request, body, reply)
+    return await _answer(request, ChatBody, ChatReply)
 
 
 async def _completions(request: Request) -> Response:
+    return await _answer(request, CompletionBody, CompletionReply)
+
+
+async def _answer(
+    request: Request, kind: type[ChatBody] | type[CompletionBody], reply_kind: type[Reply]
+) -> Response:
     service = service_of(request)
     settings = service.settings
-    body = parse_body(await request.body(), CompletionBody, strict=settings.strict_params)
+    body = parse_body(await request.body(), kind, strict=settings.strict_params)
     fingerprint = service.check_ready().fingerprint
-    reply = CompletionReply(body, fingerprint=fingerprint, force_usage=settings.force_usage)
-    return await _answer(request, body, reply)
-
-
-async def _answer(request: Request, body: ChatBody | CompletionBody, reply: Reply) -> Response:
-    generating = service_of(request).generate(body, reply, caller_of(request))
+    reply = reply_kind(body, fingerprint=fingerprint, force_usage=settings.force_usage)
+    generating = service.generate(body, reply, caller_of(request))
     generation = await _unless_gone(request, generating)
     if body.stream:
         return EventStream(_events(generation, reply), on_close=generation.close)

@@ -17,6 +17,7 @@ from specdec.server import (
     text_routes,
 )
 from specdec.server.json_response import error_response
+from specdec.server.load_metrics import CLIENT_GONE
 from specdec.server.responses import BUG, HttpError
 from specdec.server.service import Service
 
@@ -69,7 +70,7 @@ async def _answer_http_exception(request: Request, error: Exception) -> Response
 
 
 async def _answer_nobody(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # the client has gone; a log may show the status
+    return Response(status_code=CLIENT_GONE)  # a log may show it
 
 
 async def _answer_bug(request: Request, error: Exception) -> Response:

@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
 from specdec.builtin_model import cache_folder
+from specdec.config import WeightPrecision
 from specdec.kernels.batch import Batch
 from specdec.kernels.native_library import NativeUnavailable, load
 from specdec.kernels.segment import Segment, ancestor_masks
@@ -119,7 +120,7 @@ class NativeSession:
             library or native_library(),
             ModelConfig.from_checkpoint(fields),
             source or ToyTensors(fields),
-            precision,
+            cast(WeightPrecision, precision),
             max_model_len=MAX_LEN,
             num_threads=num_threads,
         )
@@ -143,7 +144,7 @@ class NativeSession:
             logit_rows=tuple(range(start)),
             first_logit=(0, start),
         )
-        logits = self.model.forward(batch, self.kv_cache).logits
+        logits = self.model.forward(batch, self.kv_cache).logits.clone()
         return list(logits.split([segment.num_rows for segment in segments]))
 
     def slots(self, rows: Rows) -> list[int]:

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from specdec.checkpoints import load_config, open_weights, resolve, verify
 from specdec.errors import CheckpointError
+from specdec.gguf_conversion import INTEGERS
 
 
 def model_folder(folder: Path, weights: str = "model.safetensors", **config: object) -> Path:
@@ -37,7 +38,8 @@ def test_a_local_folder_is_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "m.pt", "m.pth", "m.pkl", "m.gguf"])
 def test_weights_that_can_execute_code_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(CheckpointError, match=r"can execute code on load.*safe_serialization=True"):
+    words = rf"has only {name}: .* can execute code on load.*safe_serialization=True"
+    with pytest.raises(CheckpointError, match=words):
         resolve(str(model_folder(tmp_path, name)))
     (tmp_path / "model.safetensors").touch()
     assert resolve(str(tmp_path)) == tmp_path
@@ -201,3 +203,13 @@ def test_importing_is_light() -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.stdout.strip() == "set()", result.stderr
     assert time.monotonic() - start < 5
+
+
+def test_without_an_index_all_shards_are_read_but_not_what_lies_beside_them(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        save_file({name: torch.ones(1)}, tmp_path / f"part-{name}.safetensors")
+    save_file({"c": torch.ones(1)}, tmp_path / INTEGERS)
+    weights = open_weights(tmp_path)
+    assert weights.get("a").item() == weights.get("b").item() == 1
+    with pytest.raises(CheckpointError, match="no tensor c"):
+        weights.get("c")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -233,6 +234,7 @@ def test_joint_nodes_count_for_each_drafter_and_once_for_all() -> None:
     long, short = ChainDrafter(TRUTHS, "long", 4), ChainDrafter(TRUTHS, "short", 2)
     composite = CompositeDrafter([short, long], vocab_size=VOCAB)
     engine = toy_engine(drafter=composite, node_budget=8)
+    started = time.perf_counter()
     request = Request("good", PROMPTS["good"], params(max_tokens=11))
     outputs = run_all(engine, [request])
     stats = request.stats
@@ -244,6 +246,17 @@ def test_joint_nodes_count_for_each_drafter_and_once_for_all() -> None:
     assert [token.sources for token in outputs[0].tokens] == [joint, joint, own, own, bonus]
     assert composite.num_steps == {"long": 2, "short": 2}
     assert set(composite.seconds) == {"long", "short"}
+    assert 0 < sum(composite.seconds.values()) < time.perf_counter() - started
+
+
+def test_every_drafter_is_told_that_the_engine_ends() -> None:
+    class Closing(ChainDrafter):
+        def close(self) -> None:
+            self.seen.append(("close", self.name))
+
+    drafters = [Closing(TRUTHS, name) for name in ("a", "b")]
+    CompositeDrafter(drafters, vocab_size=VOCAB).close()
+    assert [drafter.seen for drafter in drafters] == [[("close", "a")], [("close", "b")]]
 
 
 def test_without_a_node_budget_no_drafter_is_asked() -> None:

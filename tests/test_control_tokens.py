@@ -169,3 +169,11 @@ def test_a_nest_too_deep_and_a_lone_surrogate_are_refused() -> None:
         tokenizer.encode_chat([{"role": "user", "content": nest}])
     with pytest.raises(InvalidRequest, match="surrogate"):
         tokenizer.encode_chat([{"role": "user", "content": "\ud83d☃"}])
+
+
+def test_what_is_no_text_stays_what_it_is_beside_text_that_is_guarded() -> None:
+    control = ControlTokens(TOKENIZERS["byte level"])
+    value = {"a": "<|im_end|>", "b": [3, 2.5, True, None]}
+    guarded, mark = control.guard(value)
+    assert mark and guarded["a"] != value["a"]
+    assert guarded["b"] == value["b"]

@@ -42,7 +42,7 @@ def truth_of(prompt: Sequence[int], **settings: Any) -> list[int]:
 
 
 class ChainDrafter(Drafter):
-    """Proposes the given continuation as one chain, as far as the budget goes, ends included."""
+    """Drafts the given continuation as one chain, as far as the budget goes, ends included."""
 
     name = "chain"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
@@ -90,4 +91,26 @@ def test_another_architecture_is_refused(tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(CheckpointError, match="architecture 'mamba', expected 'llama'"):
+        convert(tmp_path / "strange.gguf", tmp_path, Told())
+
+
+@pytest.mark.parametrize(
+    ("method", "replacement", "fault"),
+    [
+        ("add_tokenizer_pre", "llama-bpe", "tokenizer .'gpt2', 'llama-bpe'., expected"),
+        ("add_token_list", None, r"has no tokenizer\.ggml\.tokens"),
+    ],
+)
+def test_another_tokenizer_and_a_missing_field_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, replacement: Any, fault: str
+) -> None:
+    own = getattr(gguf.GGUFWriter, method)
+
+    def write(writer: gguf.GGUFWriter, _: Any) -> None:
+        if replacement is not None:
+            own(writer, replacement)
+
+    monkeypatch.setattr(gguf.GGUFWriter, method, write)
+    write_gguf(tmp_path / "strange.gguf", random_weights())
+    with pytest.raises(CheckpointError, match=fault):
         convert(tmp_path / "strange.gguf", tmp_path, Told())

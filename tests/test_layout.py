@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.annotated_tree import ROOT, annotation, listed_files, source_files
+from tests.import_graph import file_graph, folder_graph, reachable
 
 LINKED = ("drafters", "kernels", "server", "evals")
 MAX_LINES = 350
@@ -96,6 +97,20 @@ def test_readme_tree_equals_the_real_tree() -> None:
         pytest.fail(
             "\n".join([*problems, "Run: python tests/annotated_tree.py --write"]), pytrace=False
         )
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    graph = file_graph(within_functions=False)
+    assert graph["specdec/scheduler.py"] >= {"specdec/plan.py", "specdec/request.py"}
+    assert [file for file in graph if file in reachable(graph, file)] == []
+
+
+def test_no_folder_imports_itself_by_way_of_others() -> None:
+    """Imports inside functions count too: they do not change what stands on what."""
+    folders = folder_graph(file_graph())
+    assert folders["specdec"] == {"kernels"}
+    assert folders["server"] == {"specdec"}
+    assert [folder for folder in folders if folder in reachable(folders, folder)] == []
 
 
 def test_names_follow_the_glossary() -> None:

@@ -194,7 +194,7 @@ class Session:
         steps = (DecodeStep(self._neighbour, 0), DecodeStep(self.request, tree.num_nodes - 1))
         trees = [DraftTree.root_only(1), tree]
         batch = self._runner.pack(StepPlan(chunks, steps), trees)
-        logits = self._runner.forward(batch).logits
+        logits = self._runner.forward(batch).logits.clone()
         return logits[batch.first_logit[1] : batch.first_logit[2]]
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from specdec.errors import InvalidRequest
 from specdec.params import MAX_LOGPROBS, SEED_RANGE, SamplingParams
+from specdec.request import Request
 
 NAN, INF = math.nan, math.inf
 HUGE = 10**400  # an integer that no float can hold
@@ -99,3 +100,9 @@ def test_nan_temperature_is_not_greedy_by_accident() -> None:
 def test_a_temperature_too_small_to_divide_by_is_greedy() -> None:
     """Dividing fp32 logits by 1e-40 gives infinities, whose softmax is NaN."""
     assert SamplingParams(temperature=1e-40).is_greedy
+
+
+def test_a_seed_that_is_not_given_is_drawn_from_all_that_there_are() -> None:
+    seeds = [Request("r", (1,), SamplingParams()).seed for _ in range(40)]
+    assert len(set(seeds)) == 40
+    assert 2**60 < max(seeds) < SEED_RANGE

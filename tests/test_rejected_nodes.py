@@ -68,3 +68,8 @@ def test_counts_survive_the_wire_and_add_up() -> None:
     assert total["mean_acceptance_length"] == 2.0
     assert total["accepted_by_source"] == {"a": 3, "b": 2}
     assert total["disabled_drafters"] == ["x"]
+
+
+def test_where_nothing_was_drafted_no_rate_is_above_zero() -> None:
+    stats = SpeculationStats()
+    assert (stats.acceptance_rate, stats.tokens_per_step) == (0.0, 0.0)

@@ -95,7 +95,7 @@ class Session:
         batch = self.runner.pack(plan, [tree for _, tree in trees])
         num_rows = len(batch.slots)
         wanted = dataclasses.replace(batch, logit_rows=tuple(range(num_rows)))
-        return self.runner.forward(wanted).logits
+        return self.runner.forward(wanted).logits.clone()
 
 
 def request(token_ids: Sequence[int], block_ids: Sequence[int] | None = None) -> Request:

@@ -282,6 +282,10 @@ def test_steady_follows_what_lasts() -> None:
         steady.observe(value)
     assert steady.value == pytest.approx(3.0, abs=2 * 0.9**37)
     assert PerUnit().seconds(1) is None
+    own = PerUnit()
+    own.observe(2, 2.0)
+    own.observe(4, 40.0)
+    assert [own.seconds(count) for count in (1, 2, 3, 4, 5)] == [1.0, 2.0, 30.0, 40.0, 50.0]
 
 
 # Whatever is observed.

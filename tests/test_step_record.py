@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.commit import VerifiedStep
 from specdec.controller import FixedBudget
 from specdec.engine import Engine
 from specdec.params import SamplingParams
@@ -23,8 +21,7 @@ from specdec.request import Request
 from specdec.step_record import StepRecord
 from specdec.text import StopMatcher
 from specdec.tree import DraftTree
-from specdec.verification import Verdict
-from tests.candidate_trees import request, tree_of, trees
+from tests.candidate_trees import tree_of, trees
 from tests.toy import (
     ALPHABET,
     EOS,
@@ -33,15 +30,6 @@ from tests.toy import (
     toy_engine,
     toy_tokenizer,
 )
-
-
-def verified(tree: DraftTree, path: Sequence[int]) -> VerifiedStep:
-    verdict = Verdict(
-        tuple(path),
-        (*(tree.token_ids[node] for node in path), 99),
-        (*(tree.sources[node] for node in path), ("target",)),
-    )
-    return VerifiedStep(DecodeStep(request("r"), 255), tree, verdict, ())
 
 
 @st.composite
@@ -81,14 +69,13 @@ def test_it_counts_what_a_walk_finds(
         else:
             num_cut += 1
         at = following
-    record = StepRecord.of(candidates, verified(tree, path), num_tokens)
-    assert record.proposed == by_depth(candidates)
+    record = StepRecord.of(candidates, tree, path, num_tokens)
+    assert record.offered == by_depth(candidates)
     assert record.verified == by_depth(tree)
     assert (record.num_evaluated, record.num_accepted) == (num_evaluated, num_accepted)
     assert (record.num_cut, record.num_tokens) == (num_cut, num_tokens)
     assert record.evaluated_by == evaluated
     assert record.accepted_by == accepted
-    assert StepRecord.from_json(json.loads(json.dumps(record.as_json()))) == record
 
 
 def by_depth(tree: DraftTree) -> tuple[int, ...]:
@@ -98,7 +85,7 @@ def by_depth(tree: DraftTree) -> tuple[int, ...]:
 
 def test_a_chain_whose_third_node_is_wrong() -> None:
     tree = tree_of([0, 1, 2, 3], sources=[("a",), ("a", "b"), ("b",), ("b",)])
-    record = StepRecord.of(tree, verified(tree, [1, 2]), 3)
+    record = StepRecord.of(tree, tree, [1, 2], 3)
     assert (record.num_evaluated, record.num_accepted, record.num_cut) == (3, 2, 0)
     assert record.evaluated_by == {"a": 2, "b": 2}
     assert record.accepted_by == {"a": 2, "b": 1}
@@ -163,7 +150,7 @@ def test_records_make_the_requests_counts(rule: str, temperature: float) -> None
     found = requests(temperature=temperature)
     run_all(engine, found)
     records = check_sums(found)
-    assert all(record.proposed == record.verified for record in records)
+    assert all(record.offered == record.verified for record in records)
     assert any(record.num_accepted > 1 for record in records)
     assert any(not record.verified for record in records), "a step without guesses counts"
 
@@ -265,9 +252,9 @@ def test_no_more_is_verified_than_is_proposed(control: str) -> None:
     run_all(engine, found)
     records = check_sums(found)
     for record in records:
-        assert len(record.proposed) >= len(record.verified)
-        pairs = zip(record.proposed, record.verified, strict=False)
+        assert len(record.offered) >= len(record.verified)
+        pairs = zip(record.offered, record.verified, strict=False)
         assert all(offered >= kept for offered, kept in pairs)
     if control == "fickle":
-        assert any(sum(record.proposed) > sum(record.verified) > 0 for record in records)
-        assert any(record.proposed and not record.verified for record in records)
+        assert any(sum(record.offered) > sum(record.verified) > 0 for record in records)
+        assert any(record.offered and not record.verified for record in records)

@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from specdec.errors import CheckpointError, InvalidRequest
+from specdec.chat_template import ChatTemplates
+from specdec.errors import CheckpointError, ContextLengthExceeded, InvalidRequest
 from specdec.tokenizer import Tokenizer
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -289,3 +290,11 @@ def test_other_threads_go_on_while_a_long_text_is_encoded() -> None:
         num_turns += 1
         time.sleep(0)
     assert num_turns > 100
+
+
+def test_a_prompt_may_be_as_long_as_is_allowed_and_no_longer() -> None:
+    templates = ChatTemplates({"default": "{{ messages[0].content }}!"})
+    chat = [{"role": "user", "content": "ab"}]
+    assert templates.render(chat, max_len=3) == "ab!"
+    with pytest.raises(ContextLengthExceeded, match="more than 2 characters"):
+        templates.render(chat, max_len=2)

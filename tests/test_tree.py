@@ -40,6 +40,23 @@ def test_shape_equals_a_naive_walk(parents: list[int]) -> None:
 
 @given(
     st.lists(st.lists(st.integers(0, 2), max_size=5), max_size=5),
+    st.lists(st.integers(0, 2), max_size=6),
+)
+def test_a_path_is_followed_by_its_tokens_as_far_as_there_are_nodes(
+    paths: list[list[int]], token_ids: list[int]
+) -> None:
+    tree = DraftTree.from_paths(7, paths, source="toy", node_budget=30)
+    nodes = [0]
+    for token_id in token_ids:
+        fitting = [c for c in tree.children[nodes[-1]] if tree.token_ids[c] == token_id]
+        if not fitting:
+            break
+        nodes += fitting
+    assert tree.path_of(token_ids) == nodes[1:]
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 2), max_size=5), max_size=5),
     st.integers(0, 12),
 )
 def test_from_paths_holds_the_paths_as_far_as_the_budget_goes(

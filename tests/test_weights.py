@@ -197,3 +197,21 @@ def test_fp16_computes_where_it_cannot_be_packed() -> None:
     weight, x = torch.randn(48, 32), torch.randn(3, 32)
     expected = x.half() @ weight.half().T
     torch.testing.assert_close(PackedLinear(weight.half())(x.half()), expected)
+
+
+def test_bytes_are_those_of_the_embedding_and_all_products() -> None:
+    config = read()
+    weights = ModelWeights.load(config, RandomTensors(CONFIG, 1), torch.float32, CPU)
+    hidden, inner, vocab = CONFIG["hidden_size"], CONFIG["intermediate_size"], config.vocab_size
+    queries = CONFIG["num_attention_heads"] * CONFIG["head_dim"]
+    keys = CONFIG["num_key_value_heads"] * CONFIG["head_dim"]
+    layer = hidden * (2 * queries + 2 * keys) + 3 * hidden * inner
+    assert weights.num_bytes == 4 * (2 * vocab * hidden + CONFIG["num_hidden_layers"] * layer)
+
+
+def test_of_biases_qwen2_has_those_of_queries_keys_and_values_whatever_it_says() -> None:
+    for said in (True, False):
+        config = read(architectures=["Qwen2ForCausalLM"], attention_bias=said)
+        assert (config.has_qkv_bias, config.has_output_bias) == (True, False)
+        config = read(attention_bias=said)
+        assert (config.has_qkv_bias, config.has_output_bias) == (said, said)

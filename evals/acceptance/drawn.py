@@ -34,15 +34,19 @@ def drafting(data: Data, *, but: str = "") -> list[Entry]:
 
 
 def heading(title: str, data: Data, *, but: str = "") -> str:
-    """A picture's title with what its settings have in common.
+    """A picture's title with what its settings have in common, and whether some are left out.
 
-    Example: `heading("Speed", data)` may be "Speed: temperature 0, 8 nodes".
+    Example: `heading("Speed", data)` may be "Speed: temperature 0, 8 nodes, the first 7 of 9".
     """
     parts = []
     for key, (_, words) in _SWEPT.items():
         values = {entry[key] for entry in drafting(data, but=but)}
         if len(values) == 1 and None not in values and key != but:
             parts.append(words.format(*values))
+    drafters = {entry["drafter"] for entry in drafting(data, but=but)}
+    number = len(drafters) if but else len(drafting(data))
+    if number > MOST:
+        parts.append(f"the first {MOST} of {number}")
     return f"{title}: {', '.join(parts)}" if parts else title
 
 

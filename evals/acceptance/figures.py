@@ -167,7 +167,7 @@ def _positions(
         rows.append(
             {
                 "position": index + 1,
-                "proposed": at(counts.proposed, index),
+                "offered": at(counts.offered, index),
                 "verified": at(counts.verified, index),
                 "evaluated": evaluated,
                 "accepted": accepted,

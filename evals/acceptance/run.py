@@ -120,10 +120,13 @@ def _asker(settings: AcceptanceSettings) -> Iterator[tuple[Asker, dict[str, Any]
     wanted, address, config = settings.sweep.settings(), settings.address, settings.config
     if address is None:
         engines = InProcess(config, wanted, uses_noise=settings.uses_noise)
+        loaded = engines.loaded
+        for sample in settings.samples:
+            sample.check_vocabulary(loaded.model.config.vocab_size, loaded.name)
         yield (
             engines,
             {
-                **target(config, engines.loaded.model),
+                **target(config, loaded.model),
                 "control": config.control,
                 "verification": config.verification,
                 "uses_noise": settings.uses_noise,

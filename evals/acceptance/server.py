@@ -91,7 +91,7 @@ class Server:
                 text = _edited(text, question.seed)
             body["prediction"] = {"type": "content", "content": text}
         found = self._exchange(route, body)
-        if found.status in (400, 413) and "context" in found.error.lower():
+        if found.exceeds_context:
             raise ContextLengthExceeded(found.error)
         if found.outcome != "ok":
             raise SpecdecError(

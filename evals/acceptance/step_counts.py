@@ -1,7 +1,7 @@
 """StepCounts: what became of the guesses of many steps, by position, accepted length and drafter.
 
 Position i is the i-th guess after the root, the depth of a node. At most one node of each depth is
-accepted, so accepted and evaluated ones are steps, while proposed and verified ones are nodes, of
+accepted, so accepted and evaluated ones are steps, while offered and verified ones are nodes, of
 which a tree has several at a depth.
 """
 
@@ -17,7 +17,7 @@ from specdec.metrics import SpeculationStats
 from specdec.step_record import StepRecord
 
 Counts = tuple[int, ...]
-_BY_POSITION = ("proposed", "verified", "evaluated", "cut_by_stop", "cut_by_length")
+_BY_POSITION = ("offered", "verified", "evaluated", "cut_by_stop", "cut_by_length")
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class StepCounts:
     """Counts over decode steps; those without a draft node are steps too.
 
     `histogram[n]` counts the steps of accepted length n. By position, `[i]` being position i + 1:
-    nodes that drafters proposed, nodes that were verified, steps whose walk stood before a verified
+    nodes that drafters offered, nodes that were verified, steps whose walk stood before a verified
     node there, and steps whose node there was right but cut off by a stop or the longest length.
     None is what a server did not tell.
 
@@ -53,7 +53,7 @@ class StepCounts:
     num_accepted: int = 0  # nodes that became output
     num_zero_draft: int | None = 0  # steps that verified no node
     histogram: Counts = ()
-    proposed: Counts | None = ()
+    offered: Counts | None = ()
     verified: Counts | None = ()
     evaluated: Counts | None = ()
     cut_by_stop: Counts | None = ()
@@ -82,7 +82,7 @@ class StepCounts:
             num_accepted=sum(step.num_accepted for step in steps),
             num_zero_draft=sum(not sum(step.verified) for step in steps),
             histogram=_histogram(Counter(step.num_accepted for step in steps)),
-            proposed=_added(step.proposed for step in steps),
+            offered=_added(step.offered for step in steps),
             verified=_added(step.verified for step in steps),
             evaluated=_added((1,) * step.num_evaluated for step in steps),
             cut_by_stop=cut if finish_reason == "stop" else (),

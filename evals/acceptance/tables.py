@@ -159,7 +159,7 @@ def _by_task(data: Data) -> Table:
 
 
 def _positions(data: Data) -> Table:
-    counts = ("proposed", "verified", "evaluated", "accepted", "cut_by_stop", "cut_by_length")
+    counts = ("offered", "verified", "evaluated", "accepted", "cut_by_stop", "cut_by_length")
     return Table(
         "positions",
         (
@@ -176,7 +176,7 @@ def _positions(data: Data) -> Table:
             for entry in data["settings"]
             for row in entry["all"]["positions"] or ()
         ],
-        "by position, over all tasks; proposed and verified are nodes, the others steps:",
+        "by position, over all tasks; offered and verified are nodes, the others steps:",
     )
 
 

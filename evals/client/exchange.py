@@ -46,6 +46,11 @@ class Exchange:
     usage: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def exceeds_context(self) -> bool:
+        """Whether the server refused a prompt that is too long for its model's context."""
+        return self.status in (400, 413) and "context" in self.error.lower()
+
+    @property
     def ttft_s(self) -> float | None:
         """Seconds to the first text or token; None where none came."""
         return self.arrivals[0].at_s if self.arrivals else None

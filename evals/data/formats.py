@@ -71,7 +71,7 @@ def read_samples(file: Path) -> list[Sample]:
                 raise _Wrong(f"the id {sample.sample_id!r} is that of line {first} too")
         except _Wrong as wrong:
             raise UsageError(f"{file}:{number}: {wrong}") from None
-        samples.append(sample)
+        samples.append(replace(sample, place=f"{file}:{number}"))
     if not samples:
         raise UsageError(f"{file} has no samples")
     return samples

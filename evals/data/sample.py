@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
@@ -20,7 +20,8 @@ class Sample:
     `messages` are a chat up to the first turn to be answered; `later_turns` are what the user says
     after each answer. Instead of messages there is `text`, a prompt without a chat template, or
     `prompt_ids`. A recorded answer is `output` or `output_ids`; `turn_of` is the sample of whose
-    conversation it is a later turn, and `seed` what it was drawn with.
+    conversation it is a later turn, and `seed` what it was drawn with. `place` is the file and line
+    that it was read from.
     """
 
     sample_id: str
@@ -33,6 +34,7 @@ class Sample:
     output_ids: tuple[int, ...] | None = None
     turn_of: str | None = None
     seed: int | None = None
+    place: str = field(default="", repr=False, compare=False)  # a digest does not depend on it
 
     def encode(self, tokenizer: Tokenizer, answers: Sequence[str] = ()) -> list[int]:
         """Token ids of the prompt after so many answers, one of which every turn got.
@@ -59,6 +61,18 @@ class Sample:
     def num_turns(self) -> int:
         """How many answers are asked for."""
         return 1 + len(self.later_turns)
+
+    def check_vocabulary(self, vocab_size: int, model: str) -> None:
+        """Raises UsageError, with file and line, for a token id that the model does not have.
+
+        Example: `Sample("a", "chat", prompt_ids=(9,)).check_vocabulary(9, "toy")` raises.
+        """
+        highest = max((*(self.prompt_ids or ()), *(self.output_ids or ())), default=0)
+        if highest >= vocab_size:
+            raise UsageError(
+                f"{self.place or f'sample {self.sample_id!r}'} has token {highest}, and {model} "
+                f"knows {vocab_size}: give the --model that it is of"
+            )
 
 
 def digest(samples: Sequence[Sample]) -> str:

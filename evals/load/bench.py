@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -93,11 +94,28 @@ def run(settings: LoadSettings, out: Path | None, *, as_json: bool) -> int:
         levels = [journal[key] for key in _keys(settings) if key in journal]
     levels += [given_up] if given_up else []
     report = load_report(settings.as_json(), levels)
-    folder.write(report, level_files(levels))
+    files = level_files(levels)
+    earlier = _earlier_files(out)
+    folder.write(report, files)
+    for file in earlier:
+        if file.name not in files:
+            file.unlink(missing_ok=True)  # else it would be taken for a level of this run
     if given_up is None:
         journal.discard()
     show(report, as_json=as_json)
     return 0 if given_up is None else 1
+
+
+def _earlier_files(out: Path | None) -> list[Path]:
+    """The files of levels that an earlier run left in the folder, by what its report says."""
+    if out is None:
+        return []
+    try:
+        levels = json.loads((out / f"{NAME}.json").read_text(encoding="utf-8"))["levels"]
+        names = [str(level["file"]) for level in levels]
+    except (OSError, ValueError, LookupError, TypeError):
+        return []
+    return [out / name for name in names if name.startswith(f"{NAME}-") and "/" not in name]
 
 
 def _keys(settings: LoadSettings) -> list[str]:

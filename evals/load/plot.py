@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from specdec.evals.load.summary import by_label, unit
+
 if TYPE_CHECKING:  # drawn only into a folder, and matplotlib is an extra
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
@@ -33,7 +35,6 @@ def latency(data: Data) -> Figure:
 
 def frontier(data: Data) -> Figure:
     """Throughput against what each answer takes; a point per load, with its number."""
-    from specdec.evals.load.report import by_label, unit
     from specdec.evals.report.style import line_style, new_figure, tidy
 
     figure = new_figure("Throughput against latency", data)
@@ -71,7 +72,6 @@ def frontier(data: Data) -> Figure:
 
 def goodput(data: Data) -> Figure:
     """Answers that keep the goals, and all answers, per second against load."""
-    from specdec.evals.load.report import by_label
     from specdec.evals.report.style import line_style, new_figure
 
     figure = new_figure(f"Goodput: {data['settings']['goals']}", data)
@@ -95,7 +95,6 @@ def goodput(data: Data) -> Figure:
 
 def gain(data: Data) -> Figure:
     """Output tokens/s over those without drafts, against load, with the crossover."""
-    from specdec.evals.load.report import by_label
     from specdec.evals.report.style import line_style, new_figure
 
     figure = new_figure("Gain of drafting against load", data)
@@ -126,7 +125,6 @@ def gain(data: Data) -> Figure:
 
 def _against_load(axes: Axes, data: Data, key: str) -> None:
     """A line per series, with a ring at its knee; levels without the figure are left out."""
-    from specdec.evals.load.report import by_label
     from specdec.evals.report.style import line_style
 
     for number, (label, levels) in enumerate(by_label(data["levels"]).items()):
@@ -160,7 +158,6 @@ def _ring(
 
 
 def _load_axis(axes: Axes, data: Data) -> None:
-    from specdec.evals.load.report import unit
     from specdec.evals.report.style import tidy
 
     loads = sorted({level["load"] for level in data["levels"]})

@@ -8,7 +8,7 @@ from typing import Any
 
 from specdec.evals.load.gain import crossover, gains
 from specdec.evals.load.knee import MAX_REFUSED, knee
-from specdec.evals.load.summary import without_details
+from specdec.evals.load.summary import Level, by_label, unit, without_details
 from specdec.evals.report.compared import Compared
 from specdec.evals.report.intervals import Interval
 from specdec.evals.report.json_text import json_text
@@ -16,7 +16,6 @@ from specdec.evals.report.machine import origin
 from specdec.evals.report.report import Report
 from specdec.evals.report.tables import Table
 
-Level = Mapping[str, Any]
 NAME = "load"
 
 
@@ -57,14 +56,6 @@ def level_files(levels: Sequence[Level]) -> dict[str, str]:
     return {level["file"]: json_text(level) + "\n" for level in levels}
 
 
-def by_label(levels: Sequence[Level]) -> dict[str, list[Level]]:
-    """Levels of each series in rising order of load."""
-    found: dict[str, list[Level]] = {}
-    for level in sorted(levels, key=lambda level: float(level["load"])):
-        found.setdefault(level["label"], []).append(level)
-    return found
-
-
 def knee_of(levels: Sequence[Level]) -> float | None:
     """The load at the knee of one series, in rising order; None if there is none yet."""
     found = knee(
@@ -83,11 +74,6 @@ def _refused(level: Level) -> float:
 
 def _seconds(ms: float | None) -> float | None:
     return None if ms is None else ms / 1e3
-
-
-def unit(levels: Sequence[Level]) -> str:
-    """What a load is counted in."""
-    return "clients" if levels[0]["max_concurrency"] is not None else "requests per second"
 
 
 def _head(levels: Sequence[Level]) -> str:

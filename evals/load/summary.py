@@ -16,11 +16,13 @@ from specdec.evals.load.goals import Goals
 from specdec.evals.load.load_run import LoadRun, Sent
 from specdec.evals.load.server_counts import ServerCounts, client_counts, disagreement
 from specdec.evals.report.intervals import mean_interval, proportion_interval, ratio_interval
+from specdec.evals.report.spread import PERCENTS
 from specdec.metrics import SpeculationStats
 
-PERCENTS = (50, 90, 99)
 LISTS = ("input_lens", "output_lens", "ttfts", "itls", "latencies", "start_times", "queue_times")
 DETAILS = (*LISTS, "errors", "indices")
+
+Level = Mapping[str, Any]  # as `summarize` makes it
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,19 @@ def summarize(
         **_agreement(run, server),
         "intervals": _intervals(counted, well, described.goals),
     }
+
+
+def by_label(levels: Sequence[Level]) -> dict[str, list[Level]]:
+    """Levels of each series in rising order of load."""
+    found: dict[str, list[Level]] = {}
+    for level in sorted(levels, key=lambda level: float(level["load"])):
+        found.setdefault(level["label"], []).append(level)
+    return found
+
+
+def unit(levels: Sequence[Level]) -> str:
+    """What a load is counted in."""
+    return "clients" if levels[0]["max_concurrency"] is not None else "requests per second"
 
 
 def without_details(level: Mapping[str, Any]) -> dict[str, Any]:

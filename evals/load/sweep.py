@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 from specdec.config import EngineConfig
 from specdec.errors import UsageError
@@ -40,8 +41,8 @@ class Series:
 
     @property
     def file_part(self) -> str:
-        """The label as a part of a file's name, empty without one."""
-        return "".join(c if c.isalnum() or c in "=._-" else "+" for c in self.label)
+        """The label as a part of a file's name, empty without one; two labels never share it."""
+        return quote(self.label, safe="=+")
 
 
 def parse_sweep(text: str | None, config: EngineConfig | None) -> tuple[Series, ...]:

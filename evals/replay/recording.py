@@ -105,15 +105,10 @@ def _recording(
 def _check(
     sample: Sample, prompt_ids: Sequence[int], output_ids: Sequence[int], loaded: LoadedModel
 ) -> None:
-    name, vocab_size = repr(sample.sample_id), loaded.model.config.vocab_size
+    name = repr(sample.sample_id)
+    sample.check_vocabulary(loaded.model.config.vocab_size, loaded.name)
     if not prompt_ids or not output_ids:
         raise UsageError(f"sample {name} has an empty {'answer' if prompt_ids else 'prompt'}")
-    highest = max(*prompt_ids, *output_ids)
-    if highest >= vocab_size:
-        raise UsageError(
-            f"sample {name} has token {highest}, and {loaded.name} knows {vocab_size}: give the"
-            " --model that it was recorded with"
-        )
     num_tokens = len(prompt_ids) + len(output_ids)
     if num_tokens > loaded.max_model_len:
         raise UsageError(

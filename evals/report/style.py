@@ -18,23 +18,25 @@ _HATCHES = ("", "//", "..", "xx", "\\\\", "--", "oo")
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """Colour, marker and dashes of the index-th line.
+    """Colour, marker and dashes of the index-th line; 49 lines differ.
 
     Example: `axes.plot(x, y, **line_style(0))`.
     """
+    again = index + index // len(COLOURS)  # where colours begin anew, the others are shifted
     return {
         "color": COLOURS[index % len(COLOURS)],
-        "marker": _MARKERS[index % len(_MARKERS)],
-        "linestyle": _DASHES[index % len(_DASHES)],
+        "marker": _MARKERS[again % len(_MARKERS)],
+        "linestyle": _DASHES[again % len(_DASHES)],
         "markersize": 5,
     }
 
 
 def bar_style(index: int) -> dict[str, Any]:
-    """Colour and hatching of the index-th group of bars."""
+    """Colour and hatching of the index-th group of bars; 49 groups differ."""
+    again = index + index // len(COLOURS)
     return {
         "color": COLOURS[index % len(COLOURS)],
-        "hatch": _HATCHES[index % len(_HATCHES)],
+        "hatch": _HATCHES[again % len(_HATCHES)],
         "edgecolor": "white",
         "linewidth": 0.5,
     }

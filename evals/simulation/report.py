@@ -79,15 +79,17 @@ def best_fixed(
     if len(population.phases) == 1 and phase.num_tokens is not None:
         num_tokens = max(TRIAL_TOKENS, int(TRIAL_SHARE * phase.num_tokens))
         trial = population.at(phase.concurrency, min(num_tokens, phase.num_tokens))
-        for k in budgets:
-            found[k] = simulate(machine, trial, fixed(k), seed=seed).throughput
-            if found[k] < ABSURD * max(found.values()):
+        for budget in budgets:
+            found[budget] = simulate(machine, trial, fixed(budget), seed=seed).throughput
+            if found[budget] < ABSURD * max(found.values()):
                 break
         hope = HOPELESS * max(found.values())
-        budgets = [k for k in found if found[k] >= hope]
-    results = {k: simulate(machine, population, fixed(k), seed=seed) for k in budgets}
-    found |= {k: result.throughput for k, result in results.items()}
-    best = max(results, key=lambda k: found[k])
+        budgets = [budget for budget in found if found[budget] >= hope]
+    results = {
+        budget: simulate(machine, population, fixed(budget), seed=seed) for budget in budgets
+    }
+    found |= {budget: result.throughput for budget, result in results.items()}
+    best = max(results, key=lambda budget: found[budget])
     return FixedBudgets(found, best, results[best])
 
 
@@ -143,7 +145,7 @@ def _row(machine: VirtualMachine, population: Population, batch: int, seed: int)
         "adaptive_per_plain": round(ours.throughput / off, 4),
         "adaptive_per_best": round(ours.throughput / best.throughput, 4),
         "nodes_per_request": round(float(ours.nodes.sum() / ours.requests.sum()), 2),
-        "fixed": {str(k): round(value, 2) for k, value in best.throughputs.items()},
+        "fixed": {str(budget): round(x, 2) for budget, x in best.throughputs.items()},
         "reasons": dict(reasons.most_common()),
     }
 

@@ -76,6 +76,15 @@ def make_folder(folder: Path) -> Path:
     return folder
 
 
+def is_alive(pid: int) -> bool:
+    """Whether there is a process of this number."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def read_to_end(connection: socket.socket) -> str:
     """What a connection still brings, until the other side closes it or resets it."""
     received = bytearray()
@@ -234,14 +243,24 @@ class RunningServer:
         return "".join(lines)
 
 
+@contextlib.contextmanager
+def serving(folder: Path, **options: Any) -> Iterator[RunningServer]:
+    """A ready server that is ended in any case and must not have complained."""
+    running = RunningServer(folder, **options)
+    try:
+        running.wait_ready()
+        yield running
+    finally:
+        complaints = running.end()
+    assert complaints == "", "the server complained while tests ran"
+    assert running.process.returncode == 0
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """One server for every test that leaves it running."""
-    running = RunningServer(make_folder(tmp_path_factory.mktemp("model")))
-    running.wait_ready()
-    yield running
-    assert running.end() == "", "the server complained while tests ran"
-    assert running.process.returncode == 0
+    with serving(make_folder(tmp_path_factory.mktemp("model"))) as running:
+        yield running
 
 
 @pytest.fixture

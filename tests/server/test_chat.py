@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.server.script import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.server.conftest import RunningServer
-
-
-def say(text: str, **directives: object) -> list[dict[str, str]]:
-    """Messages that make the scripted engine answer with `text`."""
-    return [{"role": "user", "content": f"[[{json.dumps(directives)}]]{text}"}]
 
 
 def stream(

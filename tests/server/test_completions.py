@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from specdec.tokenizer import Tokenizer
+from tests.server.script import script
 
 if TYPE_CHECKING:
     from tests.server.conftest import RunningServer
-
-
-def script(text: str, **directives: object) -> str:
-    return f"[[{json.dumps(directives)}]]{text}"
 
 
 def test_whole_and_streamed(server: RunningServer) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,6 +13,7 @@ from specdec.config import EngineConfig
 from specdec.decision import Decision
 from specdec.errors import EngineStopped
 from specdec.server.engine_client import EngineClient
+from tests.server.script import chat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,13 +43,8 @@ with socket.socket(fileno=int(sys.argv[1])) as sock:
 """
 
 
-def say(text: str, **directives: object) -> dict[str, Any]:
-    content = f"[[{json.dumps(directives)}]]{text}"
-    return {"model": "toy", "messages": [{"role": "user", "content": content}]}
-
-
 def test_it_explains_while_idle(server: RunningServer) -> None:
-    server.client.chat.completions.create(**say("a few steps"))
+    server.client.chat.completions.create(**chat("a few steps"))
     facts = server.get(PATH).json
     assert (facts["model"], facts["drafter"]) == ("toy", "prediction,suffix")
     assert facts["speed_up"] == 1.42
@@ -65,7 +60,7 @@ def test_it_explains_while_idle(server: RunningServer) -> None:
 
 def test_it_explains_between_the_steps_of_a_stream(server: RunningServer) -> None:
     stream = server.client.chat.completions.create(
-        **say("x" * 40, delay_s=0.02, end=False), max_tokens=1000, stream=True
+        **chat("x" * 40, delay_s=0.02, end=False), max_tokens=1000, stream=True
     )
     next(stream)
     steps = [server.get(f"{PATH}?last=1").json["decisions"][0]["step"] for _ in range(3)]
@@ -75,7 +70,7 @@ def test_it_explains_between_the_steps_of_a_stream(server: RunningServer) -> Non
 
 
 def test_the_newest_decisions_are_those_asked_for(server: RunningServer) -> None:
-    server.client.chat.completions.create(**say("x" * 230))
+    server.client.chat.completions.create(**chat("x" * 230))
     steps = {
         last: [decision["step"] for decision in server.get(f"{PATH}{last}").json["decisions"]]
         for last in ("", "?last=1", "?last=007", "?last=200")
@@ -102,7 +97,7 @@ def test_a_bad_number_of_decisions_is_400(server: RunningServer, last: str) -> N
 
 
 def test_several_clients_at_once_each_get_their_own(server: RunningServer) -> None:
-    server.client.chat.completions.create(**say("twelve steps"))
+    server.client.chat.completions.create(**chat("twelve steps"))
     found: dict[int, int] = {}
 
     def ask(last: int) -> None:
@@ -125,7 +120,7 @@ def test_an_engine_that_cannot_explain_goes_on_serving(
     answer = server.get(PATH)
     assert (answer.status, answer.json["error"]["type"]) == (500, "server_error")
     assert "cannot explain itself" in answer.json["error"]["message"]
-    done = server.client.chat.completions.create(**say("on"))
+    done = server.client.chat.completions.create(**chat("on"))
     assert done.choices[0].message.content == "on"
     assert "RuntimeError: the script says so" in server.end()
 
@@ -134,7 +129,7 @@ def test_a_dead_engine_is_503(own_server: Callable[..., RunningServer]) -> None:
     server = own_server()
     server.wait_ready()
     (server.folder / "held").touch()  # the engine that is started next does not come
-    answer = server.post("/v1/chat/completions", say("abc", die="kill"))
+    answer = server.post("/v1/chat/completions", chat("abc", die="kill"))
     assert answer.status == 503
     after = server.get(PATH)
     assert (after.status, after.headers["retry-after"]) == (503, "1")

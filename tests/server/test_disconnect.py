@@ -3,42 +3,15 @@
 from __future__ import annotations
 
 import json
-import socket
-import struct
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.server.open_request import hang_up, send
+from tests.server.script import say
+
 if TYPE_CHECKING:
     from tests.server.conftest import RunningServer
-
-
-def send(
-    server: RunningServer, *, delay_s: float = 0.01, wait_s: float = 0, **fields: Any
-) -> socket.socket:
-    """Post a request that would go on for long and return the open connection."""
-    directives = {"end": False, "delay_s": delay_s, "wait_s": wait_s}
-    content = f"[[{json.dumps(directives)}]]on and on "
-    body = json.dumps(
-        {
-            "model": "toy",
-            "max_tokens": 1500,
-            **fields,
-            "messages": [{"role": "user", "content": content}],
-        }
-    ).encode()
-    url = urlsplit(server.url)
-    connection = socket.create_connection((url.hostname, url.port), timeout=10)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    connection.sendall(head.encode() + body)
-    return connection
-
-
-def hang_up(connection: socket.socket, how: str) -> None:
-    if how == "reset":
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    connection.close()
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -79,9 +52,7 @@ def test_nor_does_the_engine_hear_of_who_goes_while_the_prompt_is_read(
     connection = server.open(head % len(body) + body)
     server.eventually(lambda: server.get("/debug/load").status == 200)  # the body has arrived
     hang_up(connection, "close")
-    answer = server.client.chat.completions.create(
-        model="toy", messages=[{"role": "user", "content": "[[{}]]next"}]
-    )
+    answer = server.client.chat.completions.create(model="toy", messages=say("next"))
     assert answer.choices[0].message.content == "next"
     assert len(server.journal("add")) == num_added + 1
     assert server.get("/debug/load").json["queued"] == 0
@@ -103,9 +74,7 @@ def test_a_client_that_does_not_read_holds_nobody_up(server: RunningServer) -> N
     logprobs = {"logprobs": True, "top_logprobs": 20}  # more than sockets would buffer
     stalled = [send(server, stream=True, n=4, delay_s=0, **logprobs) for _ in range(2)]
     server.eventually(lambda: num_finished() == before + 8, timeout_s=20)
-    answer = server.client.chat.completions.create(
-        model="toy", messages=[{"role": "user", "content": "[[{}]]still here"}]
-    )
+    answer = server.client.chat.completions.create(model="toy", messages=say("still here"))
     assert answer.choices[0].message.content == "still here"
     for connection in stalled:
         hang_up(connection, "reset")

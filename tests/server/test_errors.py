@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
 
+from tests.server.script import say
+
 if TYPE_CHECKING:
     from tests.server.conftest import RunningServer
 
 CHAT = "/v1/chat/completions"
-
-
-def say(text: str, **directives: object) -> list[dict[str, str]]:
-    return [{"role": "user", "content": f"[[{json.dumps(directives)}]]{text}"}]
 
 
 def error_of(answer: Any, status: int) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,12 +12,9 @@ import pytest
 
 from specdec.tokenizer import Tokenizer
 from tests.server.conftest import Answer, RunningServer
+from tests.server.script import script
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-
-
-def say(text: str, **directives: object) -> str:
-    return f"[[{json.dumps(directives)}]]{text}"
 
 
 def chat(server: RunningServer, text: str, **fields: Any) -> Answer:
@@ -40,7 +36,7 @@ def text_of(server: RunningServer, ids: list[int]) -> str:
 
 
 def test_the_prompt_is_repeated(server: RunningServer) -> None:
-    prompt = say("ab")
+    prompt = script("ab")
     whole = complete(server, prompt, echo=True).json
     assert whole["choices"][0]["text"] == prompt + "ab"
     assert whole["usage"]["completion_tokens"] == 3
@@ -88,47 +84,47 @@ def test_log_probabilities_of_prompts_are_refused_by_name(server: RunningServer)
         answer = complete(server, "a", **fields)
         assert answer.status == 400
         assert answer.json["error"]["param"] == param
-    assert complete(server, say("a"), n=2, best_of=2).status == 200
+    assert complete(server, script("a"), n=2, best_of=2).status == 200
 
 
 def test_special_tokens_are_shown_where_that_is_asked(server: RunningServer) -> None:
     fields = {"ignore_eos": True, "max_tokens": 4}
     for shows, text in ((False, "ab"), (True, "ab<|end|><|end|>")):
-        answer = complete(server, say("ab"), **fields, skip_special_tokens=not shows).json
+        answer = complete(server, script("ab"), **fields, skip_special_tokens=not shows).json
         assert answer["choices"][0]["text"] == text
     ended = {"skip_special_tokens": False, "include_stop_str_in_output": True}
-    assert complete(server, say("a"), **ended).json["choices"][0]["text"] == "a<|end|>"
+    assert complete(server, script("a"), **ended).json["choices"][0]["text"] == "a<|end|>"
     ended["include_stop_str_in_output"] = False
-    assert complete(server, say("a"), **ended).json["choices"][0]["text"] == "a"
+    assert complete(server, script("a"), **ended).json["choices"][0]["text"] == "a"
 
 
 def test_token_ids_are_returned(server: RunningServer) -> None:
     encode = tokenizer_of(server.folder).encode
     eos = tokenizer_of(server.folder).eos_token_ids[0]
-    whole = chat(server, say("ab"), return_token_ids=True).json
-    assert text_of(server, whole["prompt_token_ids"]) == f"user:{say('ab')}\nassistant:"
+    whole = chat(server, script("ab"), return_token_ids=True).json
+    assert text_of(server, whole["prompt_token_ids"]) == f"user:{script('ab')}\nassistant:"
     assert whole["choices"][0]["token_ids"] == [*encode("ab"), eos]
-    first, *chunks, _ = chat(server, say("ab"), return_token_ids=True, stream=True).events
+    first, *chunks, _ = chat(server, script("ab"), return_token_ids=True, stream=True).events
     assert first["prompt_token_ids"] == whole["prompt_token_ids"]
     assert not any("prompt_token_ids" in chunk for chunk in chunks)
     ids = [x for chunk in chunks for x in chunk["choices"][0].get("token_ids", ())]
     assert ids == whole["choices"][0]["token_ids"]
 
-    prompts = [say("ab"), say("c")]
+    prompts = [script("ab"), script("c")]
     for choice in complete(server, prompts, return_token_ids=True).json["choices"]:
         assert choice["prompt_token_ids"] == encode(prompts[choice["index"]])
-    first, *_ = complete(server, say("ab"), return_token_ids=True, stream=True).events
-    assert first["choices"][0]["prompt_token_ids"] == encode(say("ab"))
+    first, *_ = complete(server, script("ab"), return_token_ids=True, stream=True).events
+    assert first["choices"][0]["prompt_token_ids"] == encode(script("ab"))
 
 
 def test_tokens_of_logprobs_may_be_ids(server: RunningServer) -> None:
     fields = {"return_tokens_as_token_ids": True}
     (a,) = tokenizer_of(server.folder).encode("a")
-    whole = chat(server, say("a"), logprobs=True, top_logprobs=1, **fields).json
+    whole = chat(server, script("a"), logprobs=True, top_logprobs=1, **fields).json
     entry = whole["choices"][0]["logprobs"]["content"][0]
     assert entry["token"] == entry["top_logprobs"][0]["token"] == f"token_id:{a}"
     assert entry["bytes"] == [ord("a")]
-    older = complete(server, say("ab"), logprobs=1, **fields).json["choices"][0]["logprobs"]
+    older = complete(server, script("ab"), logprobs=1, **fields).json["choices"][0]["logprobs"]
     assert older["tokens"][0] == f"token_id:{a}"
     assert older["text_offset"] == [0, 1, 2]
 
@@ -142,7 +138,7 @@ def test_a_prompt_is_cut_to_length(server: RunningServer) -> None:
     assert kept(truncate_prompt_tokens=3, truncation_side="right") == "012"
     assert kept(truncate_prompt_tokens=99) == kept(truncate_prompt_tokens=-1) == "0123456789"
     assert complete(server, "a", truncate_prompt_tokens=0).status == 400
-    long = "x" * 5000 + say("a")
+    long = "x" * 5000 + script("a")
     fitting = complete(server, long, truncate_prompt_tokens=-1, max_tokens=10)
     assert fitting.json["usage"]["prompt_tokens"] == 2048 - 10
     assert chat(server, long, truncate_prompt_tokens=-1).status == 200
@@ -154,17 +150,17 @@ def test_how_a_chat_becomes_a_prompt(server: RunningServer) -> None:
         answer = server.post(CHAT, body).json
         return text_of(server, answer["prompt_token_ids"])
 
-    user = {"role": "user", "content": say("ab")}
+    user = {"role": "user", "content": script("ab")}
     assert prompt([user]).endswith("\nassistant:")
-    assert prompt([user], add_generation_prompt=False) == f"user:{say('ab')}\n"
-    begun = [user, {"role": "assistant", "content": say("be")}]
-    assert prompt(begun, continue_final_message=True).endswith(f"assistant:{say('be')}")
+    assert prompt([user], add_generation_prompt=False) == f"user:{script('ab')}\n"
+    begun = [user, {"role": "assistant", "content": script("be")}]
+    assert prompt(begun, continue_final_message=True).endswith(f"assistant:{script('be')}")
     both = {"continue_final_message": True, "add_generation_prompt": True}
     answer = chat(server, "a", **both)
     assert answer.json["error"]["param"] == "continue_final_message"
     unused = chat(server, "a", documents=[{"title": "t", "text": "x"}])
     assert unused.json["error"]["param"] == "documents"
-    assert chat(server, say("a"), documents=[]).status == 200
+    assert chat(server, script("a"), documents=[]).status == 200
 
 
 def test_the_clients_id_is_shown_and_names_nothing(server: RunningServer) -> None:
@@ -173,7 +169,7 @@ def test_the_clients_id_is_shown_and_names_nothing(server: RunningServer) -> Non
     with_id = [
         server.client.chat.completions.create(
             model="toy",
-            messages=[{"role": "user", "content": say("abc", delay_s=0.02)}],
+            messages=[{"role": "user", "content": script("abc", delay_s=0.02)}],
             stream=True,
             n=2,
             extra_body={"request_id": "mine-1"},
@@ -186,19 +182,19 @@ def test_the_clients_id_is_shown_and_names_nothing(server: RunningServer) -> Non
         text = "".join(c.delta.content or "" for chunk in chunks for c in chunk.choices)
         assert sorted(text) == sorted("abcabc")
     assert not any("mine" in note["id"] for note in server.journal("add"))
-    assert complete(server, say("a"), **{**fields, "stream": False}).json["id"] == "cmpl-mine-1"
+    assert complete(server, script("a"), **{**fields, "stream": False}).json["id"] == "cmpl-mine-1"
 
 
 def test_the_fingerprint_is_that_of_the_engine(server: RunningServer) -> None:
-    whole = chat(server, say("a")).json["system_fingerprint"]
+    whole = chat(server, script("a")).json["system_fingerprint"]
     assert whole.startswith("fp_")
-    *chunks, _ = complete(server, say("a"), stream=True).events
+    *chunks, _ = complete(server, script("a"), stream=True).events
     assert {chunk["system_fingerprint"] for chunk in chunks} == {whole}
 
 
 def test_one_chunk_a_token(server: RunningServer) -> None:
     fields = {"stream": True, "stream_interval": "token"}
-    first, *body, last, _ = chat(server, say("né!", burst=50), **fields).events
+    first, *body, last, _ = chat(server, script("né!", burst=50), **fields).events
     deltas = [chunk["choices"][0]["delta"] for chunk in (first, *body, last)]
     assert [d.get("content") for d in deltas] == ["", "n", "", "é", "!", "", None]
 
@@ -213,13 +209,13 @@ def test_a_model_is_found_by_its_name(server: RunningServer) -> None:
 def test_parts_of_characters_are_told_by_their_bytes(server: RunningServer) -> None:
     """Three tokens of one byte each are one character; what reads alike must not be one key."""
     fields = {"logprobs": True, "top_logprobs": 2, "token_info": True}
-    choice = chat(server, say("a€b"), **fields).json["choices"][0]
+    choice = chat(server, script("a€b"), **fields).json["choices"][0]
     entries = choice["logprobs"]["content"]
     assert [entry["bytes"] for entry in entries[:5]] == [[byte] for byte in "a€b".encode()]
     assert bytes(byte for entry in choice["token_info"][:5] for byte in entry["bytes"]) == (
         "a€b".encode()
     )
-    answer = complete(server, say("a€b"), logprobs=2, max_tokens=5)
+    answer = complete(server, script("a€b"), logprobs=2, max_tokens=5)
     told = answer.json["choices"][0]["logprobs"]
     assert told["tokens"][1] == "bytes:\\xe2"
     assert told["text_offset"] == [0, 1, 1, 1, 2]
@@ -227,7 +223,7 @@ def test_parts_of_characters_are_told_by_their_bytes(server: RunningServer) -> N
 
 def test_where_tokens_came_from(server: RunningServer) -> None:
     fields = {"token_info": True}
-    whole = complete(server, say("ab", burst=2), **fields).json["choices"][0]
+    whole = complete(server, script("ab", burst=2), **fields).json["choices"][0]
     (a,) = tokenizer_of(server.folder).encode("a")
     assert whole["token_info"][0] == {
         "id": a,
@@ -241,19 +237,19 @@ def test_where_tokens_came_from(server: RunningServer) -> None:
     assert [i["text"] for i in whole["token_info"]] == ["a", "b", "<|end|>"]
     assert whole["token_info"][1]["kind"] == "bonus"
     assert "rejected_drafts" not in whole
-    *chunks, _, _ = chat(server, say("ab", burst=2), **fields, stream=True).events
+    *chunks, _, _ = chat(server, script("ab", burst=2), **fields, stream=True).events
     told = [i for chunk in chunks for i in chunk["choices"][0].get("token_info", ())]
     assert told == whole["token_info"]
-    assert "token_info" not in chat(server, say("a"), token_info=False).json["choices"][0]
+    assert "token_info" not in chat(server, script("a"), token_info=False).json["choices"][0]
 
 
 def test_settings_of_the_server(own_server: Callable[..., RunningServer]) -> None:
     strict = own_server(strict_params=True, force_usage=True)
     strict.wait_ready()
-    refused = chat(strict, say("a"), temprature=1)
+    refused = chat(strict, script("a"), temprature=1)
     assert refused.status == 400
     assert refused.json["error"]["param"] == "temprature"
-    *_, totals, done = chat(strict, say("a"), stream=True).events
+    *_, totals, done = chat(strict, script("a"), stream=True).events
     assert totals["choices"] == []
     assert totals["usage"]["completion_tokens"] == 2
     assert done == "[DONE]"

@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.server.conftest import HERE, RunningServer, make_folder
-from tests.server.test_real_engine import add_weights
+from tests.server.real_engine import add_weights
+from tests.server.script import chat
 from tests.toy import compiled_native
 
 if TYPE_CHECKING:
@@ -28,11 +29,10 @@ AT_ONCE = 16
 
 def request(rng: random.Random, **fields: object) -> bytes:
     """A request whose answer takes longer than its client stays."""
-    directives = rng.choice(
+    directives: dict[str, Any] = rng.choice(
         [{"delay_s": 0.002, "end": False}, {"wait_s": 5}, {"queue_s": 5}, {"end": False}]
     )
-    text = f"[[{json.dumps(directives)}]]" + "on and on " * rng.randrange(1, 12)
-    body = {"model": "toy", "messages": [{"role": "user", "content": text}], **fields}
+    body = {**chat("on and on " * rng.randrange(1, 12), **directives), **fields}
     body |= {"stream": rng.random() < 0.5, "n": rng.choice([1, 1, 3])}
     raw = json.dumps(body).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(raw)}\r\n\r\n"

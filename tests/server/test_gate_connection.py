@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.server.conftest import RunningServer, make_folder, read_to_end
+from tests.server.script import chat, script
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -190,7 +191,7 @@ def test_an_upgrade_is_not_taken(server: RunningServer) -> None:
 
 def on_and_on(**fields: object) -> bytes:
     """A request whose answer does not end by itself."""
-    prompt = f"[[{json.dumps({'end': False, 'delay_s': 0.01})}]]on "
+    prompt = script("on ", end=False, delay_s=0.01)
     body = {"model": "toy", "prompt": prompt, "max_tokens": 1500, **fields}
     raw = json.dumps(body).encode()
     return HEAD + b"Content-Length: %d\r\n\r\n" % len(raw) + raw
@@ -217,9 +218,7 @@ def stalled(server: RunningServer, **fields: object) -> socket.socket:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     host, _, port = server.url.removeprefix("http://").partition(":")
     connection.connect((host, int(port)))
-    prompt = f"[[{json.dumps({'end': False})}]]on "
-    messages = [{"role": "user", "content": prompt}]
-    body = {"model": "toy", "messages": messages, "max_tokens": 1800, "n": 4, **fields}
+    body = {**chat("on ", end=False), "max_tokens": 1800, "n": 4, **fields}
     raw = json.dumps({**body, "logprobs": True, "top_logprobs": 20}).encode()
     head = HEAD.replace(b"completions", b"chat/completions")
     connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(raw) + raw)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,29 +9,25 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server.conftest import RunningServer, make_folder
+from tests.server.conftest import RunningServer, make_folder, serving
+from tests.server.script import chat
 
 QUEUE_S, FIRST_S, TOTAL_S = 0.4, 0.9, 3.0
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    running = RunningServer(
+    with serving(
         make_folder(tmp_path_factory.mktemp("model")),
         queue_timeout_s=QUEUE_S,
         first_token_timeout_s=FIRST_S,
         total_timeout_s=TOTAL_S,
-    )
-    running.wait_ready()
-    yield running
-    assert running.end() == ""
-    assert running.process.returncode == 0
+    ) as running:
+        yield running
 
 
 def ask(stream: bool = False, n: int = 1, **directives: object) -> dict[str, Any]:
-    content = f"[[{json.dumps(directives)}]]ab"
-    messages = [{"role": "user", "content": content}]
-    return {"model": "toy", "messages": messages, "stream": stream, "n": n, "max_tokens": 1500}
+    return {**chat("ab", **directives), "stream": stream, "n": n, "max_tokens": 1500}
 
 
 CASES = [

@@ -15,6 +15,7 @@ from specdec.server.admission import Admission, Place
 from specdec.server.caller import Caller
 from specdec.server.rate_limit import RateLimit
 from specdec.server.settings import ServerSettings
+from tests.server.script import script
 
 if TYPE_CHECKING:
     from tests.server.conftest import Answer, RunningServer
@@ -160,7 +161,7 @@ def test_settings_without_sense_are_refused(settings: dict[str, Any]) -> None:
 
 
 def ask(**directives: object) -> dict[str, Any]:
-    return {"model": "toy", "prompt": f"[[{json.dumps(directives)}]]ab"}
+    return {"model": "toy", "prompt": script("ab", **directives)}
 
 
 def check_refusal(answer: Answer, status: int, kind: str, code: str, longest_s: int = 30) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from tests.server.conftest import RunningServer, make_folder
-from tests.server.test_real_engine import add_weights
+from tests.server.real_engine import add_weights
 from tests.server.workload import MAX_CHOICES, MAX_TOKENS, Job, Outcome
 from tests.toy import compiled_native
 

@@ -11,7 +11,7 @@ from specdec import errors
 from specdec.config import EngineConfig
 from specdec.limits import SpeculationLimits
 from specdec.params import SamplingParams
-from specdec.request import TokenRecord
+from specdec.request import RejectedNode, TokenRecord
 from specdec.server.channel import Channel
 from specdec.server.framing import HEADER_LEN, MAX_FRAME_LEN, encode_frame, frame_len
 from specdec.server.messages import (
@@ -87,6 +87,7 @@ def test_drafters_are_known_by_name() -> None:
 
 def test_a_header_that_cannot_be_ours_is_refused() -> None:
     assert frame_len(encode_frame(Shutdown())[:HEADER_LEN]) > 0
+    assert frame_len(MAX_FRAME_LEN.to_bytes(HEADER_LEN, "big")) == MAX_FRAME_LEN
     with pytest.raises(ValueError, match="too long"):
         frame_len((MAX_FRAME_LEN + 1).to_bytes(HEADER_LEN, "big"))
 
@@ -127,3 +128,24 @@ def test_errors_come_back_as_what_they_were() -> None:
     assert type(revive_error(None, "m")) is errors.SpecdecError
     for strange in ("annotations", "Nothing", "__name__"):
         assert type(revive_error(strange, "m")) is errors.EngineStopped
+
+
+def test_an_output_takes_in_all_that_a_later_one_says() -> None:
+    token, node = TokenRecord(1, ("a",), 1, 0), RejectedNode(2, ("b",), 1, 0)
+    output = Output("r", [token], num_prefix_hit=16, rejected=[node], has_begun=True, seed=7)
+    later = Output("r", [token, token], "stop", stats={"num_steps": 2}, rejected=[node])
+    output.merge(later)
+    assert output == Output(
+        *("r", [token] * 3, "stop"),
+        stats={"num_steps": 2},
+        num_prefix_hit=16,
+        rejected=[node, node],
+        has_begun=True,
+        seed=7,
+    )
+    output.merge(Output("r", [], "error", "no", "InvalidRequest", "seed"))
+    assert (output.finish_reason, output.error, output.error_kind) == (
+        *("error", "no"),
+        "InvalidRequest",
+    )
+    assert output.error_param == "seed"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,8 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from specdec.errors import EngineStopped
 from specdec.server.engine_totals import EngineTotals, added
-from tests.server.test_disconnect import hang_up, send
-from tests.server.test_real_engine import SAMPLED, serving
+from tests.server.open_request import hang_up, send
+from tests.server.real_engine import ask, serving_weights
+from tests.server.scrape import Scrape
+from tests.server.script import chat, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,64 +24,10 @@ if TYPE_CHECKING:
     from tests.server.conftest import RunningServer
 
 
-class Scrape:
-    """The samples of one scrape, less an earlier one's; `model_name` is checked and left out."""
-
-    def __init__(self, server: RunningServer, since: Scrape | None = None) -> None:
-        answer = server.get("/metrics")
-        assert answer.status == 200
-        self.text = answer.text
-        self._values: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
-        for family in text_string_to_metric_families(answer.text):
-            for sample in family.samples:
-                labels = dict(sample.labels)
-                assert labels.pop("model_name", "toy") == "toy"
-                key = (sample.name, frozenset(labels.items()))
-                assert key not in self._values
-                before = since._values.get(key, 0) if since else 0
-                self._values[key] = sample.value - before
-
-    def value(self, name: str, **labels: str) -> float:
-        return self._values[name, frozenset(labels.items())]
-
-    def by(self, label: str, name: str) -> dict[str, float]:
-        """The samples of a name that have one label, by its value, without those at zero."""
-        found = {
-            dict(labels)[label]: value
-            for (sample, labels), value in self._values.items()
-            if sample == name and {key for key, _ in labels} == {label} and value
-        }
-        return dict(sorted(found.items()))
-
-
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with serving(tmp_path_factory.mktemp("weights"), "fixed") as running:
+    with serving_weights(tmp_path_factory.mktemp("weights")) as running:
         yield running
-
-
-def ask(server: RunningServer, index: int) -> tuple[Any, Any]:
-    """One request of a mixed load: its usage and its acceptance figures, as a client sees them."""
-    fields: dict[str, Any] = {
-        "model": "toy",
-        "seed": index,
-        "max_tokens": 10 + 7 * index,
-        **SAMPLED,
-    }
-    if index % 3 == 1:
-        fields["extra_body"] = {"stop_token_ids": [66]}
-    elif index % 5 == 4:
-        fields["extra_body"] = {"speculation": {"enabled": False}}
-    prompt = "abc" * (5 + index)
-    if index % 2:
-        answer = server.client.completions.create(prompt=prompt, **fields)
-        return answer, [answer.choices[0].finish_reason]
-    messages = [{"role": "user", "content": prompt}]
-    *chunks, last = server.client.chat.completions.create(
-        messages=messages, stream=True, stream_options={"include_usage": True}, **fields
-    )
-    reasons = [choice.finish_reason for chunk in chunks for choice in chunk.choices]
-    return last, [reason for reason in reasons if reason]
 
 
 def test_the_counters_are_the_sums_of_what_clients_saw(real: RunningServer) -> None:
@@ -214,8 +161,7 @@ def test_a_load_page_has_what_it_shows(own_server: Callable[..., RunningServer])
     server = own_server()
     server.wait_ready()
     first = server.get("/debug/load").json
-    content = f"[[{json.dumps({'burst': 3, 'delay_s': 0.01})}]]twelve tokens"
-    messages = [{"role": "user", "content": content}]
+    messages = say("twelve tokens", burst=3, delay_s=0.01)
     answer = server.client.chat.completions.create(model="toy", messages=messages)
     second = server.get("/debug/load").json
     assert first["ttft_ms"] == first["itl_ms"] == {"p50": None, "p99": None}
@@ -298,9 +244,7 @@ def test_an_engine_that_was_replaced_is_told_and_its_counts_stay(
     messages = [{"role": "user", "content": "some steps"}]
     server.client.chat.completions.create(model="toy", messages=messages)
     before = Scrape(server)
-    content = f"[[{json.dumps({'die': 'kill'})}]]"
-    dying = {"model": "toy", "messages": [{"role": "user", "content": content}]}
-    assert server.post("/v1/chat/completions", dying).status == 503
+    assert server.post("/v1/chat/completions", chat("", die="kill")).status == 503
     assert Scrape(server).value("vllm:generation_tokens_total") > 0
     server.eventually(lambda: Scrape(server).value("specdec:engine_restarts_total") == 1)
     server.client.chat.completions.create(model="toy", messages=messages)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,21 +15,15 @@ from specdec.server.messages import Ready
 from specdec.server.parsing import parse_body
 from specdec.server.protocol import ChatBody, CompletionBody
 from specdec.server.usage import PredictionTokens, Usage
-from tests.server.conftest import RunningServer, make_folder
-from tests.server.test_real_engine import add_weights
-from tests.toy import compiled_native, toy_tokenizer
+from tests.server.conftest import RunningServer
+from tests.server.real_engine import engine_command, serving_weights
+from tests.toy import toy_tokenizer
 
 # The real engine with this drafter alone, whatever the default is.
-ENGINE = """
-import signal, socket, sys
-from specdec.drafters.prediction import PredictionDrafter
-from specdec.engine import Engine
-from specdec.server import engine_process
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-with socket.socket(fileno=int(sys.argv[1])) as sock:
-    build = lambda config: Engine(config, drafter=PredictionDrafter())
-    sys.exit(engine_process.run(sock, build))
-"""
+ENGINE = engine_command(
+    "Engine(config, drafter=PredictionDrafter())",
+    "from specdec.drafters.prediction import PredictionDrafter",
+)
 FIELDS: dict[str, Any] = {
     "model": "toy",
     "messages": [{"role": "user", "content": "abcabcabcabc"}],
@@ -46,14 +39,8 @@ def content(text: object) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    compiled_native()
-    folder = make_folder(tmp_path_factory.mktemp("weights"))
-    add_weights(folder)
-    running = RunningServer(folder, engine_command=(sys.executable, "-c", ENGINE))
-    running.wait_ready()
-    yield running
-    assert running.end() == ""
-    assert running.process.returncode == 0
+    with serving_weights(tmp_path_factory.mktemp("weights"), ENGINE) as running:
+        yield running
 
 
 def create(server: RunningServer, **fields: Any) -> Any:

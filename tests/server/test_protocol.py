@@ -12,7 +12,7 @@ from specdec.limits import SpeculationLimits
 from specdec.params import SamplingParams
 from specdec.server.parsing import parse_body
 from specdec.server.protocol import ChatBody, CompletionBody
-from specdec.server.sampling_fields import choice_params, sampling_params
+from specdec.server.sampling_fields import choice_params, least_room, sampling_params
 from specdec.server.unsupported import UNSUPPORTED
 
 
@@ -100,7 +100,13 @@ def test_two_spellings_that_clients_use() -> None:
     assert params(chat(top_k=-1)).top_k == 0
     assert params(chat(stop="x")).stop == ("x",)
     assert params(chat(seed=-1)).seed == 2**64 - 1, "a signed seed keeps its bits"
+    assert params(chat(seed=-(2**63))).seed == 2**63
     assert params(chat(temperature=0)).is_greedy
+
+
+def test_a_prompt_leaves_room_for_what_is_asked_or_what_the_endpoint_means() -> None:
+    assert (least_room(chat()), least_room(completion())) == (1, 16)
+    assert (least_room(chat(max_tokens=5)), least_room(completion(max_tokens=5))) == (5, 5)
 
 
 def test_logprobs_differ_between_the_endpoints() -> None:

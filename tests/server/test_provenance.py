@@ -10,16 +10,13 @@ from typing import Any
 import pytest
 
 from tests.server.conftest import RunningServer
-from tests.server.test_real_engine import serving
+from tests.server.real_engine import SAMPLED, serving_weights
 
-# Two likely tokens, so that something recurs and is drafted.
 FIELDS: dict[str, Any] = {
     "model": "toy",
     "max_tokens": 60,
     "seed": 11,
-    "temperature": 1,
-    "top_p": 0.9,
-    "logit_bias": {"65": 9, "66": 9},
+    **SAMPLED,
     "token_info": {"rejected": True},
     "return_token_ids": True,
 }
@@ -30,7 +27,7 @@ PATHS = {"messages": "/v1/chat/completions", "prompt": "/v1/completions"}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with serving(tmp_path_factory.mktemp("weights"), "fixed") as running:
+    with serving_weights(tmp_path_factory.mktemp("weights")) as running:
         yield running
 
 

@@ -2,66 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from rich.console import Console
-from safetensors.torch import save_file
 
 from specdec.decision import Reason
-from specdec.server.engine_client import ENGINE_COMMAND
 from specdec.server.explanation_view import as_text
-from tests.server.conftest import RunningServer, make_folder
-from tests.toy import CONFIG, RandomTensors, compiled_native
+from tests.server.conftest import RunningServer
+from tests.server.real_engine import SAMPLED, serving_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-VOCAB = 257
 PROMPT = [{"role": "user", "content": "abcabcabcabcabcabc"}]
-PROJECTIONS = (
-    *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
-    *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
-)
-
-
-def add_weights(folder: Path) -> None:
-    config = {**CONFIG, "vocab_size": VOCAB, "max_position_embeddings": 512}
-    (folder / "config.json").write_text(json.dumps(config))
-    names = ["model.embed_tokens.weight", "model.norm.weight"]
-    for index in range(config["num_hidden_layers"]):
-        layer = f"model.layers.{index}"
-        names += [f"{layer}.input_layernorm.weight", f"{layer}.post_attention_layernorm.weight"]
-        names += [f"{layer}.{projection}.weight" for projection in PROJECTIONS]
-    source = RandomTensors(config, seed=1)
-    tensors = {name: source.get(name).to(torch.float32).contiguous() for name in names}
-    save_file(tensors, folder / "model.safetensors")
-
-
-@contextmanager
-def serving(folder: Path, control: str) -> Iterator[RunningServer]:
-    compiled_native()
-    add_weights(make_folder(folder))
-    running = RunningServer(folder, engine_command=ENGINE_COMMAND, control=control)
-    running.wait_ready()
-    yield running
-    assert running.end() == ""
-    assert running.process.returncode == 0
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with serving(tmp_path_factory.mktemp("weights"), "fixed") as running:
+    with serving_weights(tmp_path_factory.mktemp("weights")) as running:
         yield running
-
-
-# Two likely tokens, so that something recurs and is drafted.
-SAMPLED = {"temperature": 1, "top_p": 0.9, "logit_bias": {"65": 9, "66": 9}}
 
 
 @pytest.mark.parametrize("fields", [{"temperature": 0}, SAMPLED], ids=["greedy", "sampled"])
@@ -109,7 +71,7 @@ def test_a_requests_limits_hold(server: RunningServer) -> None:
 
 
 def test_an_adaptive_engine_explains_its_steps(tmp_path: Path) -> None:
-    with serving(tmp_path, "adaptive") as server:
+    with serving_weights(tmp_path, control="adaptive") as server:
         create = server.client.chat.completions.create
         num_steps = [
             create(

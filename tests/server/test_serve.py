@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import socket
 import subprocess
@@ -17,6 +15,8 @@ import pytest
 
 from specdec.errors import UsageError
 from specdec.server.serve import bind
+from tests.server.conftest import is_alive
+from tests.server.script import chat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,16 +25,7 @@ if TYPE_CHECKING:
 
 
 def say(text: str, **directives: object) -> dict[str, Any]:
-    content = f"[[{json.dumps(directives)}]]{text}"
-    return {"model": "toy", "messages": [{"role": "user", "content": content}], "stream": True}
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    return {**chat(text, **directives), "stream": True}
 
 
 def test_the_server_process_never_imports_torch() -> None:

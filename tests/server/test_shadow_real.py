@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -14,28 +13,23 @@ import pytest
 from specdec.engine import Engine
 from specdec.params import SamplingParams
 from specdec.request import Request
+from specdec.server.engine_client import ENGINE_COMMAND
 from tests.server.conftest import RunningServer, make_folder
-from tests.server.test_metrics import Scrape, ask
-from tests.server.test_real_engine import add_weights
+from tests.server.real_engine import add_weights, ask, engine_command
+from tests.server.scrape import Scrape
 from tests.toy import compiled_native, run_all, toy_engine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-LOSSY = """
-import signal, socket, sys
-from dataclasses import replace
-from specdec.engine import Engine
-from specdec.server import engine_process
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-with socket.socket(fileno=int(sys.argv[1])) as sock:
-    build = lambda config: Engine(replace(config, verification="typical"))
-    sys.exit(engine_process.run(sock, build))
-"""
-REAL = (sys.executable, "-m", "specdec.server.engine_process")
+LOSSY = engine_command(
+    'Engine(replace(config, verification="typical"))', "from dataclasses import replace"
+)
 
 
-def serving(folder: Path, engine_command: Sequence[str] = REAL, **more: Any) -> RunningServer:
+def serving(
+    folder: Path, engine_command: Sequence[str] = ENGINE_COMMAND, **more: Any
+) -> RunningServer:
     compiled_native()
     add_weights(make_folder(folder))
     server = RunningServer(folder, engine_command=engine_command, shadow=1.0, **more)
@@ -81,7 +75,7 @@ def test_all_that_a_mixed_load_was_answered_is_found_again(tmp_path: Path) -> No
 
 
 def test_a_lossy_engine_is_found_out(tmp_path: Path) -> None:
-    server = serving(tmp_path, (sys.executable, "-c", LOSSY))
+    server = serving(tmp_path, LOSSY)
     for index in range(6):
         ask(server, 3 * index)
     server.eventually(lambda: facts(server)["checked"] == 6, timeout_s=60)

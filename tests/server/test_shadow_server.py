@@ -14,8 +14,9 @@ import pytest
 import typer.testing
 
 from specdec.cli import app
-from tests.server.test_disconnect import hang_up, send
-from tests.server.test_metrics import Scrape
+from tests.server.open_request import hang_up, send
+from tests.server.scrape import Scrape
+from tests.server.script import chat
 
 if TYPE_CHECKING:
     from tests.server.conftest import RunningServer
@@ -33,10 +34,7 @@ def started(own_server: OwnServer, **settings: Any) -> RunningServer:
 def say(
     server: RunningServer, text: str, fields: dict[str, Any] | None = None, **script: Any
 ) -> Any:
-    content = f"[[{json.dumps(script)}]]{text}"
-    return server.client.chat.completions.create(
-        model="toy", messages=[{"role": "user", "content": content}], **fields or {}
-    )
+    return server.client.chat.completions.create(**chat(text, **script), **fields or {})
 
 
 def facts(server: RunningServer) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -15,6 +14,8 @@ import openai
 import pytest
 
 from specdec.out_of_memory import OUT_OF_MEMORY
+from tests.server.conftest import is_alive
+from tests.server.script import chat
 
 if TYPE_CHECKING:
     from tests.server.conftest import RunningServer
@@ -32,11 +33,6 @@ WHY = {
 OwnServer = Callable[..., "RunningServer"]
 
 
-def say(text: str, **directives: object) -> dict[str, Any]:
-    content = f"[[{json.dumps(directives)}]]{text}"
-    return {"model": "toy", "messages": [{"role": "user", "content": content}]}
-
-
 def ready(own_server: OwnServer, *, is_held: bool = True, **settings: object) -> RunningServer:
     """A server whose next engines load until they are let go, so that their absence is seen."""
     server = own_server(**{"hang_s": HANG_S, **settings})
@@ -50,14 +46,6 @@ def pid_of_engine(server: RunningServer) -> int:
     return int(server.journal("loaded")[-1]["pid"])
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def health(server: RunningServer) -> tuple[int, str]:
     answer = server.get("/health")
     return answer.status, "" if answer.status == 200 else answer.json["error"]["message"]
@@ -69,7 +57,7 @@ def serves_again(server: RunningServer, old: int) -> None:
     server.eventually(lambda: health(server)[0] == 200, timeout_s=10)
     assert pid_of_engine(server) != old
     assert not is_alive(old)
-    answer = server.client.chat.completions.create(**say("again"))
+    answer = server.client.chat.completions.create(**chat("again"))
     assert answer.choices[0].message.content == "again"
 
 
@@ -89,9 +77,9 @@ def test_an_engine_that_ends_while_it_streams(own_server: OwnServer, how: str) -
     server = ready(own_server)
     old = pid_of_engine(server)
     create = server.client.chat.completions.create
-    bystander = create(**say("x", delay_s=0.02, end=False), max_tokens=1900, stream=True)
+    bystander = create(**chat("x", delay_s=0.02, end=False), max_tokens=1900, stream=True)
     next(bystander)
-    victim = create(**say("abc", die=how, die_after=2), stream=True)
+    victim = create(**chat("abc", die=how, die_after=2), stream=True)
     text = [next(victim).choices[0].delta.content for _ in range(3)]
     with pytest.raises(openai.APIError) as caught:
         list(victim)
@@ -100,7 +88,7 @@ def test_an_engine_that_ends_while_it_streams(own_server: OwnServer, how: str) -
         list(bystander)
     assert caught.value.message == WHY[how]
     assert health(server) == (503, f"{WHY[how]}; it is starting again")
-    early = server.post("/v1/chat/completions", say("a"))
+    early = server.post("/v1/chat/completions", chat("a"))
     assert (early.status, early.headers["retry-after"]) == (503, "1")
     serves_again(server, old)
     assert events(server.end()) == [
@@ -114,7 +102,7 @@ def test_an_engine_that_ends_while_it_streams(own_server: OwnServer, how: str) -
 def test_an_engine_that_ends_while_a_whole_answer_waits(own_server: OwnServer, how: str) -> None:
     server = ready(own_server)
     old = pid_of_engine(server)
-    answer = server.post("/v1/chat/completions", say("abc", die=how, die_after=2))
+    answer = server.post("/v1/chat/completions", chat("abc", die=how, die_after=2))
     assert (answer.status, answer.headers["retry-after"]) == (503, "1")
     assert answer.json["error"]["message"] == WHY[how]
     assert health(server)[0] == 503
@@ -192,7 +180,7 @@ def test_an_idle_engine_has_no_long_step(own_server: OwnServer, tmp_path: Any) -
     (tmp_path / "model-0").mkdir()
     (tmp_path / "model-0" / "longest_step_s").write_text("60")
     server = ready(own_server)
-    server.client.chat.completions.create(**say("then idle"))
+    server.client.chat.completions.create(**chat("then idle"))
     os.kill(pid_of_engine(server), signal.SIGSTOP)
     server.eventually(lambda: health(server)[0] == 503)
 
@@ -204,7 +192,7 @@ def test_a_step_may_take_as_long_as_the_engine_says(
     (tmp_path / "model-0").mkdir()
     (tmp_path / "model-0" / "longest_step_s").write_text(str(longest_step_s))
     server = ready(own_server)
-    answer = server.post("/v1/chat/completions", say("a", delay_s=2 * HANG_S))
+    answer = server.post("/v1/chat/completions", chat("a", delay_s=2 * HANG_S))
     is_fine = longest_step_s > 0
     assert answer.status == (200 if is_fine else 503)
     assert (WHY["hang"] in answer.text) is not is_fine
@@ -212,7 +200,7 @@ def test_a_step_may_take_as_long_as_the_engine_says(
 
 def test_steps_that_bring_nothing_are_signs_of_life(own_server: OwnServer) -> None:
     server = ready(own_server)
-    answer = server.client.chat.completions.create(**say("late", wait_s=2 * HANG_S, delay_s=0.05))
+    answer = server.client.chat.completions.create(**chat("late", wait_s=2 * HANG_S, delay_s=0.05))
     assert answer.choices[0].message.content == "late"
 
 
@@ -222,8 +210,8 @@ def test_a_request_that_ends_the_engine_twice_is_refused(
 ) -> None:
     """A neighbour that ran at both deaths is not: it ran again in between, and once more after."""
     server = ready(own_server, is_held=False)
-    poison = {**say("p", die="kill", die_after=1), "stream": is_streamed}
-    neighbour = say("n" * 20, delay_s=0.05)
+    poison = {**chat("p", die="kill", die_after=1), "stream": is_streamed}
+    neighbour = chat("n" * 20, delay_s=0.05)
 
     def insist(statuses: list[int]) -> None:
         while 200 not in statuses:
@@ -260,7 +248,7 @@ def test_an_engine_that_is_busy_does_not_outlive_a_killed_server(
         pid = server.journal("loading")[-1]["pid"]
     else:
         stream = server.client.chat.completions.create(
-            **say("abc", die="hang", die_after=1), stream=True
+            **chat("abc", die="hang", die_after=1), stream=True
         )
         next(stream)
     server.process.kill()

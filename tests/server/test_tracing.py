@@ -20,7 +20,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from specdec.server import tracing
 from specdec.server.tracing import ENDPOINTS, TracingMiddleware, traced
-from tests.server.test_disconnect import hang_up, send
+from tests.server.open_request import hang_up, send
+from tests.server.script import say
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -142,8 +143,7 @@ def test_a_server_exports_numbers_and_no_text(
 ) -> None:
     server = own_server()
     server.wait_ready()
-    content = f"[[{json.dumps({'burst': 3})}]]a secret poem"
-    fields = {"messages": [{"role": "user", "content": content}], "max_tokens": 9, "seed": 4}
+    fields = {"messages": say("a secret poem", burst=3), "max_tokens": 9, "seed": 4}
     answer = server.client.chat.completions.create(model="toy", n=2, **fields)
     server.eventually(lambda: len(collector) == 1)
     (span,) = collector
