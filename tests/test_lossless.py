@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec import verification
 from specdec.drafting import Drafter
 from specdec.limits import NO_LIMITS, DraftLimits, SpeculationLimits
+from specdec.native_sampling import NativeSampling, Walk
+from specdec.native_verifier import NativeVerifier
 from specdec.params import SamplingParams
 from specdec.plan import StepPlan
 from specdec.request import Request, RequestOutput
@@ -29,6 +30,7 @@ from tests.drafters.toy_drafters import (
     num_held,
     toy_drafters,
 )
+from tests.native_session import native_library
 from tests.toy import (
     EOS,
     Form,
@@ -39,6 +41,7 @@ from tests.toy import (
     toy_model,
 )
 from tests.toy_controllers import CONTROLS, controller_for
+from tests.wrong_rule import verify_by
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -251,7 +254,25 @@ def test_so_it_is_whatever_the_controller_decides(control: str, drafter: str) ->
 def test_a_biased_verifier_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fixed, because a mix drawn at random may happen to give the wrong rule no chance."""
     check_fixed_mix()
-    monkeypatch.setitem(verification._RULES, "coupled", biased)
+    verify_by(biased, monkeypatch)
+    with pytest.raises(AssertionError):
+        check_fixed_mix()
+
+
+def test_a_biased_native_walk_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    verifier, walk = NativeVerifier(native_library()), NativeSampling.walk
+
+    def to_any_child(
+        self: NativeSampling, address: int, stride: int, size: int, tree: DraftTree, position: int
+    ) -> Walk | None:
+        right = walk(self, address, stride, size, tree, position)
+        if right is None or right.path or tree.num_nodes == 1:
+            return right
+        return Walk((tree.token_ids[1], *right.token_ids), (1,))
+
+    monkeypatch.setattr("specdec.engine.make_verifier", lambda rule, device: verifier)
+    check_fixed_mix()
+    monkeypatch.setattr(NativeSampling, "walk", to_any_child)
     with pytest.raises(AssertionError):
         check_fixed_mix()
 

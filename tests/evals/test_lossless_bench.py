@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from specdec import verification
 from specdec.errors import UsageError
 from specdec.evals.data.sample import Sample
 from specdec.evals.lossless import bench
@@ -41,6 +40,7 @@ from tests.evals.lossless_toy import (
     write_twins,
 )
 from tests.evals.toy_folder import write_toy
+from tests.wrong_rule import verify_by
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +92,8 @@ def second_at(position: int) -> Callable[..., tuple[int | None, int]]:
 def test_a_verifier_that_takes_the_second_token_is_found(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    verify_by(second_at(5), monkeypatch)
     respondent = InProcess(config_for(folder))
-    monkeypatch.setitem(verification._RULES, "coupled", second_at(5))
     found = compare_all(settings_for(settings=(DRAFTER,)), respondent, Journal(None, {}))
     diverged = [one for one in found if one.divergence is not None]
     assert len(diverged) >= 4 and {one.question.temperature for one in diverged} == {0.0, 1.0}

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from specdec import verification
 from specdec.cli import app
 from specdec.errors import UsageError
 from specdec.evals.lossless.distribution import DistributionSettings, Drawn, compare_draws
@@ -21,6 +20,7 @@ from specdec.evals.report.journal import Journal
 from tests.evals.lossless_toy import config_for, samples
 from tests.evals.test_lossless_bench import second_at
 from tests.evals.toy_folder import write_toy
+from tests.wrong_rule import verify_by
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_exit_codes_and_files(
     assert [row["temperature"] for row in report["rows"]] == [0.0, 1.0]
     assert all(row["equal"] == row["answers"] == 2 for row in report["rows"])
     assert {one["figure"] for one in report["compared"]} == {"share of answers that differ"}
-    monkeypatch.setitem(verification._RULES, "coupled", second_at(3))
+    verify_by(second_at(3), monkeypatch)
     result = toy(folder, data, *small, "--out", tmp_path, "--no-deterministic")
     assert result.exit_code == 1, result.output
     report = json.loads((tmp_path / "lossless.json").read_text())
