@@ -33,7 +33,10 @@ class OpenVinoPipeline:
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.enable_prefix_caching = False  # or a prompt asked again would be found there
         scheduler.max_num_batched_tokens = MAX_BATCHED
-        properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": num_cores()}
+        properties: dict[str, Any] = {
+            "INFERENCE_NUM_THREADS": num_cores(),
+            "ENABLE_CPU_PINNING": True,
+        }
         if with_lookup:
             properties["prompt_lookup"] = True
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(

@@ -74,8 +74,6 @@ def check_peers(names: Sequence[str], setup: PeerSetup) -> dict[str, ServerLoop]
             )
         if name.library:
             PEERS[name.library].check(name.setup(setup))
-        if name.lookups:
-            PEERS[name.library].check_speculation(setup)
     return {name.label: ServerLoop(name.text) for name in parsed if not name.library}
 
 

@@ -27,8 +27,8 @@ def latency(
     vs: Annotated[
         list[str] | None,
         typer.Option(
-            help="Also measure: transformers, openvino, llama.cpp, each with :lookup too, vllm, "
-            "vllm:ngram, or the URL of a server; repeatable."
+            help="Also measure: transformers, openvino, llama.cpp, each with :lookup too and "
+            "@MODEL for another model, or [LABEL=]URL of a server; repeatable."
         ),
     ] = None,
     openvino_model: Annotated[

@@ -42,7 +42,6 @@ class Lineup:
         self._settings, self._loaded = settings, loaded
         self._clocks: dict[str, StepClock] = {}
         self._contenders: dict[str, Contender] = {}
-        self._out: dict[float, set[str]] = {t: set() for t in settings.temperatures}
         self.chosen: dict[str, dict[str, Any]] = {}
         plain = self._add(PLAIN)
         self.known_bytes = known_bytes(plain)
@@ -63,9 +62,6 @@ class Lineup:
         setup = settings.peer_setup(self._longest())
         for name, peers in make_peers(settings.peers, setup, servers):
             advance(name)
-            for temperature in settings.temperatures:
-                if name in settings.left_out(temperature):
-                    self._out[temperature] |= set(peers)
             for contender, peer in peers.items():
                 self._contenders[contender] = checked(contender, peer)
                 self._warm(contender, warm)
@@ -80,12 +76,12 @@ class Lineup:
 
     def num_runs(self, place: Place) -> int:
         """How many answer there."""
-        return len(self._contenders) - len(self._out[place.temperature])
+        return len(self._contenders)
 
     def answers(self, place: Place, advance: Advance) -> Answers:
         """Everybody's answer to one prompt; each time another one begins."""
         index = self.places(place.round).index(place)
-        names = [name for name in self._contenders if name not in self._out[place.temperature]]
+        names = list(self._contenders)
         for clock in self._clocks.values():
             clock.steps.clear()
         first = (place.round + index) % len(names)
@@ -115,8 +111,7 @@ class Lineup:
 
     def _warm(self, name: str, questions: Sequence[Question]) -> None:
         for question in questions:
-            if name not in self._out[question.temperature]:
-                self._contenders[name](question)
+            self._contenders[name](question)
 
     def _longest(self) -> int:
         """The longest context that contenders will see."""

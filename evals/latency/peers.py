@@ -21,10 +21,6 @@ class Peer(Protocol):
         """Plain, or with its own speculation, guessing `lookup` tokens at a time."""
 
 
-def _takes_all(setup: PeerSetup) -> None:
-    """Its own speculation does whatever plain answers do."""
-
-
 @dataclass(frozen=True)
 class PeerKind:
     """How a library is found and loaded; `with_model` names one in a format of its own."""
@@ -34,7 +30,6 @@ class PeerKind:
     load: Callable[[PeerSetup], Peer]
     lookups: tuple[int, ...]  # settings of its own speculation that are tried
     with_model: Callable[[PeerSetup, Path], PeerSetup] | None = None
-    check_speculation: Callable[[PeerSetup], None] = _takes_all
 
 
 PEERS: dict[str, PeerKind] = {
@@ -143,8 +138,6 @@ def check_peers(names: Sequence[str], setup: PeerSetup) -> dict[str, ServerPeer]
     for name in parsed:
         if name.library:
             PEERS[name.library].check(name.setup(setup))
-        if name.lookups:
-            PEERS[name.library].check_speculation(setup)
     return {name.text: ServerPeer(name.text) for name in parsed if not name.library}
 
 

@@ -55,8 +55,6 @@ def _lines(data: Data) -> Iterator[str]:
             f"{tokens / settings['samples']:.0f} tokens in the mean, "
             f"{settings['rounds']} rounds in turn"
         )
-        for name, reason in found["left_out"].items():
-            yield f"left out at temperature {found['temperature']:g}: {name} ({reason})"
         for name, times in found["contenders"].items():
             if times["num_prefix_hit"]:
                 yield f"not alike: {name} found {times['num_prefix_hit']} prompt tokens in a cache"

@@ -10,7 +10,7 @@ from specdec.config import EngineConfig
 from specdec.errors import UsageError
 from specdec.evals.data.sample import Sample, digest
 from specdec.evals.latency.peer_setup import PeerSetup
-from specdec.evals.latency.peers import PEERS, PeerName, check_peers
+from specdec.evals.latency.peers import check_peers
 from specdec.evals.latency.prompts import PROMPTS
 from specdec.evals.latency.read_bandwidth import BUFFER_BYTES
 from specdec.evals.latency.server_peer import ServerPeer
@@ -66,10 +66,6 @@ class LatencySettings:
                 if list(given).count(name) > 1:
                     raise UsageError(f"{kind}: {name} is named twice")
         servers = check_peers(self.peers, self.peer_setup(0))
-        out = [self.left_out(temperature) for temperature in self.temperatures]
-        for name, reason in out[0].items():
-            if all(name in others for others in out):
-                raise UsageError(reason)
         for sample in self.samples:
             chat = [name for name, server in servers.items() if server.is_chat]
             if chat and not sample.messages:
@@ -77,18 +73,6 @@ class LatencySettings:
                     f"{chat[0]} is asked by messages, and sample {sample.sample_id!r} has none"
                 )
         return servers
-
-    def left_out(self, temperature: float) -> dict[str, str]:
-        """Names of --vs whose speculation cannot answer at a temperature, and why."""
-        setup = replace(self.peer_setup(0), temperature=temperature)
-        found = {}
-        for name in map(PeerName.parse, self.peers):
-            if name.lookups:
-                try:
-                    PEERS[name.library].check_speculation(setup)
-                except UsageError as reason:
-                    found[name.text] = str(reason)
-        return found
 
     def num_read(self, max_model_len: int) -> int:
         """Tokens of the prompt that is only read, as far as the model's context holds them."""

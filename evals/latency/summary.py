@@ -68,10 +68,7 @@ def summarise(
         },
         "chosen": {name: dict(chosen) for name, chosen in measured.chosen.items()},
         **more,
-        "temperatures": [
-            {**summary.as_json(), "left_out": settings.left_out(summary.temperature)}
-            for summary in found
-        ],
+        "temperatures": [summary.as_json() for summary in found],
         "temperature_ratios": [
             summary.over(coldest) for summary in found if summary is not coldest
         ],

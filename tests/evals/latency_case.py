@@ -10,7 +10,6 @@ from typing import Any
 from unittest.mock import patch
 
 from specdec.config import Backend
-from specdec.errors import UsageError
 from specdec.evals.client.exchange import Arrival
 from specdec.evals.data.sample import Sample
 from specdec.evals.latency import peers
@@ -55,20 +54,13 @@ class EchoPeer:
 
 @contextmanager
 def echo_peer() -> Iterator[EchoPeer]:
-    """Inside, --vs knows `echo` and `echo:lookup`, which tries 1 and 3 tokens at a time.
-
-    Its lookup cannot sample.
-    """
+    """Inside, --vs knows `echo` and `echo:lookup`, which tries 1 and 3 tokens at a time."""
     peer = EchoPeer()
 
     def check(setup: PeerSetup) -> None:
         """It is always there."""
 
-    def check_lookup(setup: PeerSetup) -> None:
-        if setup.temperature:
-            raise UsageError("echo:lookup is greedy")
-
-    kind = PeerKind("nothing", check, lambda setup: peer, (1, 3), check_speculation=check_lookup)
+    kind = PeerKind("nothing", check, lambda setup: peer, (1, 3))
     with patch.dict(peers.PEERS, {"echo": kind}):
         yield peer
 

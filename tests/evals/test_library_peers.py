@@ -112,11 +112,12 @@ def test_openvino_is_asked_as_it_wants_to_be(tmp_path: Path) -> None:
     assert len(genai.made) == 2  # one for the lookups together
     assert "prompt_lookup" not in genai.made[0][2] and genai.made[1][2]["prompt_lookup"] is True
     assert not genai.made[0][2]["scheduler_config"].enable_prefix_caching
+    assert all(options["ENABLE_CPU_PINNING"] for _, _, options in genai.made)
     greedy, warm, *others = genai.asked
     assert greedy[0] == [[7, 8]]
     assert greedy[1] == {"ignore_eos": True, "max_new_tokens": 6, "do_sample": False}
     assert warm[1]["do_sample"] and (warm[1]["temperature"], warm[1]["rng_seed"]) == (0.5, 4)
-    assert [config["num_assistant_tokens"] for _, config in others] == [3, 5, 8, 15]
+    assert [config["num_assistant_tokens"] for _, config in others] == [3, 5, 8, 10, 15]
     assert all(config["max_ngram_size"] == 4 and config["do_sample"] for _, config in others)
     assert not {"num_assistant_tokens", "max_ngram_size"} & (greedy[1].keys() | warm[1].keys())
 

@@ -194,7 +194,7 @@ def test_contenders_of_one_name_are_refused(names: list[str], twice: str) -> Non
 
 def test_a_name_stands_for_settings() -> None:
     several = PeerName.parse("openvino:lookup")
-    assert several.contenders == tuple(f"openvino:lookup={n}" for n in (3, 5, 8, 15))
+    assert several.contenders == tuple(f"openvino:lookup={n}" for n in (3, 5, 8, 10, 15))
     assert PeerName.parse("openvino:lookup=7").contenders == ("openvino:lookup=7",)
     assert PeerName.parse("llama.cpp").contenders == ("llama.cpp",)
     names = ["openvino", "openvino:lookup", "transformers:lookup=4", "http://127.0.0.1:1"]
@@ -206,7 +206,7 @@ def test_a_name_is_told_by_the_last_part_of_its_model() -> None:
     """And a server by its label."""
     lookup = PeerName.parse("openvino:lookup@/exported/model-int8")
     assert lookup.model == Path("/exported/model-int8")
-    assert lookup.contenders == tuple(f"openvino:lookup={n}@model-int8" for n in (3, 5, 8, 15))
+    assert lookup.contenders == tuple(f"openvino:lookup={n}@model-int8" for n in (3, 5, 8, 10, 15))
     assert best_of([lookup.text]) == {"openvino:lookup@model-int8": lookup.contenders}
     assert PeerName.parse("llama.cpp@a/b.gguf").contenders == ("llama.cpp@b.gguf",)
     setup = PeerSetup("model", 100, Path("one"), Path("two"))
