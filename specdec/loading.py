@@ -88,7 +88,8 @@ def _load_target(
         wanted = replace(config, weights=precision)
         return load_target(wanted, model_config, weights, max_model_len, integers)
 
-    if config.weights != "auto" or not config.device.startswith("cpu"):
+    is_native = config.backend != "torch" and config.device.startswith("cpu")
+    if config.weights != "auto" or not is_native:  # nothing else takes integers
         return load(config.weights), ""
     return load_fastest(load, own_integers(weights, integers), config, model_config)
 

@@ -138,6 +138,7 @@ class Explorer:
                 patch.setattr(
                     module, "gumbel_all", lambda _, p, n, device: Noise(self, p, tuple(range(n)))
                 )
+            patch.setattr("specdec.noise._native", None)  # which would draw its own noise
             patch.setattr(sampling, "gumbel", lambda _, p, ids: Noise(self, p, tuple(ids.tolist())))
             patch.setattr(verification, "coin", lambda _, p, i: self.look_up(("coin", p, i)))
             return self._explore()
