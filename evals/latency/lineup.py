@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from specdec.evals.report.progress import Advance
 from specdec.loading import LoadedModel
 
 ROOM = 64  # of a peer's context behind the longest answer: some want a little more
+# Before an answer beside peers: threads of who answered before spin, OpenMP's for up to 0.2 s.
+REST_S = 0.3
 
 
 class Lineup:
@@ -88,6 +91,8 @@ class Lineup:
         runs = {}
         for name in names[first:] + names[:first]:
             advance(f"{place.key}: {name}")
+            if self._settings.peers:
+                time.sleep(REST_S)
             runs[name] = self._contenders[name](self.asked[index].question)
         return Answers(
             {name: runs[name] for name in names},

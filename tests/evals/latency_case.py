@@ -12,7 +12,7 @@ from unittest.mock import patch
 from specdec.config import Backend
 from specdec.evals.client.exchange import Arrival
 from specdec.evals.data.sample import Sample
-from specdec.evals.latency import peers
+from specdec.evals.latency import lineup, peers
 from specdec.evals.latency.bench import measure
 from specdec.evals.latency.contender import Contender, Question, Run
 from specdec.evals.latency.peer_setup import PeerSetup
@@ -61,7 +61,7 @@ def echo_peer() -> Iterator[EchoPeer]:
         """It is always there."""
 
     kind = PeerKind("nothing", check, lambda setup: peer, (1, 3))
-    with patch.dict(peers.PEERS, {"echo": kind}):
+    with patch.dict(peers.PEERS, {"echo": kind}), patch.object(lineup, "REST_S", 0):
         yield peer
 
 
