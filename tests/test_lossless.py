@@ -32,7 +32,6 @@ from tests.drafters.toy_drafters import (
 )
 from tests.native_session import native_library
 from tests.toy import (
-    EOS,
     Form,
     TruthDrafter,
     check_pool,
@@ -331,30 +330,3 @@ def check_busy_mix(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     accepted = [step.request.stats.accepted_by_source for step in steps]
     for name in set(drafter.split(",")) - {"none"}:
         assert any(counts[name] > 0 for counts in accepted)
-
-
-def test_branches_are_accepted_and_moved() -> None:
-    """The mix above means little unless drafts are accepted off the first path."""
-    arrival = Arrival((1, 2, 3), SamplingParams(max_tokens=40, ignore_eos=True), 0, 0, None)
-    truth = alone(arrival, 0).token_ids
-    engine = toy_engine(drafter=TruthDrafter({"r0": truth}, 3, hit_rate=0.8), node_budget=30)
-    moves: list[int] = []
-    move = engine.runner.kv_cache.move
-    engine.runner.kv_cache.move = lambda src, dst: (moves.append(len(src)), move(src, dst))[1]  # type: ignore[func-returns-value, method-assign]
-    request = dataclasses.replace(arrival).request(0)
-    run_all(engine, [request])
-    assert request.output_ids == truth
-    assert request.stats.tokens_per_step > 2
-    assert len(moves) > 3
-
-
-def test_end_token_is_reached() -> None:
-    """Guards the toy model: some requests must end by themselves."""
-    reasons = {
-        alone(
-            Arrival((t,), SamplingParams(max_tokens=40, temperature=1.0, seed=t), 0, 0, None), t
-        ).endings[0]
-        for t in range(VOCAB)
-    }
-    assert reasons == {"stop", "length"}
-    assert EOS < VOCAB
