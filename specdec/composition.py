@@ -68,17 +68,14 @@ def compose(
     kept = list(drafters)
     if is_open:
         gains = {
-            drafter.name: 0.0
-            if cost is None
-            else gain(drafter.worths, cost, pass_s(drafter, hidden_size, clock))
+            drafter.name: gain(drafter.worths, cost, pass_s(drafter, hidden_size, clock))
             for drafter in drafters
-            if drafter.worths is not None
+            if drafter.worths is not None and cost is not None
         }
-        kept = [d for d in drafters if d.worths is None or gains[d.name] >= MARGIN]
+        kept = [d for d in drafters if d.worths is None or gains.get(d.name, 0.0) >= MARGIN]
         told = [
             f"{name} would give {times:.2f}x" if times < MARGIN else f"{name} gives {times:.2f}x"
             for name, times in gains.items()
-            if cost is not None
         ]
         names = ",".join(drafter.name for drafter in kept)
         reasons.append(f"drafter {names}" + "".join(f", {words}" for words in told))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from specdec import noise
 from specdec.builtin_model import cache_folder
 from specdec.config import WeightPrecision
 from specdec.kernels.batch import Batch
@@ -51,6 +53,17 @@ def native_library() -> ctypes.CDLL:
         if "no C++ compiler" not in str(reason):
             raise
         pytest.skip(str(reason))
+
+
+@contextmanager
+def choosing_natively() -> Iterator[ctypes.CDLL]:
+    """Inside, samplers and verifiers choose with the native library; `noise` is left as it was."""
+    library, before = native_library(), noise.native()
+    noise.use_native(library)
+    try:
+        yield library
+    finally:
+        noise.use_native(before)
 
 
 @dataclass(frozen=True)

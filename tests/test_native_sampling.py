@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specdec import noise
-from specdec.kernels import native_library
 from specdec.native_sampling import NativeSampling, are_finite
 from specdec.params import SamplingParams
 from specdec.sampling import NothingToChoose, Sampler
-from tests.toy import compiled_native
+from tests.native_session import choosing_natively
 
 INF, NAN = math.inf, math.nan
 # Either side of whole registers (16 tokens) and of blocks (64).
@@ -37,15 +36,8 @@ params_strategy = st.builds(
 
 @pytest.fixture(scope="module", autouse=True)
 def library() -> Iterator[ctypes.CDLL]:
-    """The native library; `noise` is left as it was."""
-    try:
-        loaded = native_library.load(compiled_native())
-    except native_library.NativeUnavailable as reason:
-        pytest.skip(str(reason))
-    before = noise.native()
-    noise.use_native(loaded)
-    yield loaded
-    noise.use_native(before)
+    with choosing_natively() as loaded:
+        yield loaded
 
 
 Chosen = tuple[int | None, int | None]

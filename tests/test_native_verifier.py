@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec import noise
-from specdec.kernels import native_library
 from specdec.kernels.batch import Batch
 from specdec.native_verifier import NativeVerifier
 from specdec.params import SamplingParams
@@ -21,7 +20,7 @@ from specdec.request import Request, TokenRecord
 from specdec.sampling import Sampler
 from specdec.tree import DraftTree
 from specdec.verifier import HostVerifier, make_verifier
-from tests.toy import compiled_native
+from tests.native_session import choosing_natively
 
 VOCAB = 5  # few tokens, so that trees are walked deep
 tokens = st.integers(0, VOCAB - 1)
@@ -41,15 +40,8 @@ params_strategy = st.builds(
 
 @pytest.fixture(scope="module", autouse=True)
 def library() -> Iterator[ctypes.CDLL]:
-    """The native library; `noise` is left as it was."""
-    try:
-        loaded = native_library.load(compiled_native())
-    except native_library.NativeUnavailable as reason:
-        pytest.skip(str(reason))
-    before = noise.native()
-    noise.use_native(loaded)
-    yield loaded
-    noise.use_native(before)
+    with choosing_natively() as loaded:
+        yield loaded
 
 
 @st.composite

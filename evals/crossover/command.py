@@ -7,23 +7,15 @@ from typing import Annotated
 
 import typer
 
-from specdec.config import DEFAULT_MODEL, EngineConfig
+from specdec.config import EngineConfig
 from specdec.errors import UsageError
 from specdec.evals.report.options import Data, Out, PerTask
-from specdec.options import (
-    DEFAULTS,
-    AsJson,
-    Backend,
-    Drafter,
-    Kv,
-    KvMemory,
-    Model,
-    NodeBudget,
-    Threads,
-    Weights,
+from specdec.options import AsJson, engine_options
+
+
+@engine_options(
+    *("model", "drafter", "node_budget", "weights", "kv", "backend", "threads", "kv_memory_mib")
 )
-
-
 def crossover(
     concurrency: Annotated[str, typer.Option(help="Streams at a time, commas between.")] = "1,4,16",
     setting: Annotated[
@@ -64,14 +56,8 @@ def crossover(
     check: Annotated[
         bool, typer.Option("--check", help="Exit code 1 if adaptive control fails a bound.")
     ] = False,
-    drafter: Drafter = DEFAULTS.drafter,
-    node_budget: NodeBudget = DEFAULTS.node_budget,
-    weights: Weights = DEFAULTS.weights,
-    kv: Kv = DEFAULTS.kv,
-    backend: Backend = DEFAULTS.backend,
-    threads: Threads = None,
-    kv_memory_mib: KvMemory = DEFAULTS.kv_memory_mib,
-    model: Model = DEFAULT_MODEL,
+    *,
+    config: EngineConfig,
     as_json: AsJson = False,
 ) -> None:
     """Many streams: from how many on drafts stop paying, and whether peers are faster."""
@@ -85,16 +71,6 @@ def crossover(
     from specdec.evals.report.journal import Journal
     from specdec.evals.report.report import ReportFolder, show
 
-    config = EngineConfig(
-        model=model,
-        drafter=drafter,
-        node_budget=node_budget,
-        weights=weights,  # type: ignore[arg-type]  # validated by EngineConfig
-        kv=kv,  # type: ignore[arg-type]  # validated by EngineConfig
-        backend=backend,  # type: ignore[arg-type]  # validated by EngineConfig
-        threads=threads,
-        kv_memory_mib=kv_memory_mib,
-    )
     samples = read_all(data or ()) or list(PROMPTS)
     settings = CrossoverSettings(
         config,

@@ -13,8 +13,7 @@ from specdec.evals.crossover.loop_run import LoopRun
 from specdec.evals.crossover.steady_state import SteadyState
 from specdec.evals.crossover.workloads import Task
 from specdec.evals.latency.contender import Question
-from specdec.evals.latency.openvino_peer import MAX_NGRAM
-from specdec.evals.latency.peer_setup import num_cores
+from specdec.evals.latency.openvino_peer import asked, properties
 
 # Tokens of a step: of 16 streams it was faster with these than with its default of 256, in each of
 # four comparisons.
@@ -33,34 +32,14 @@ class OpenVinoPipeline:
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.enable_prefix_caching = False  # or a prompt asked again would be found there
         scheduler.max_num_batched_tokens = MAX_BATCHED
-        properties: dict[str, Any] = {
-            "INFERENCE_NUM_THREADS": num_cores(),
-            "ENABLE_CPU_PINNING": True,
-        }
-        if with_lookup:
-            properties["prompt_lookup"] = True
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(
-            str(folder), scheduler, "CPU", properties
+            str(folder), scheduler, "CPU", properties(with_lookup=with_lookup)
         )
         self._ids = count()
 
     def add(self, question: Question, lookup: int | None) -> Any:
         """Begin a request; gives its handle."""
-        import numpy as np
-        import openvino
-        import openvino_genai
-
-        config = openvino_genai.GenerationConfig()
-        config.ignore_eos = True
-        config.max_new_tokens = question.num_tokens
-        config.do_sample = question.temperature > 0
-        if question.temperature:
-            config.temperature, config.top_p = question.temperature, 1.0
-            config.rng_seed = question.seed
-        if lookup is not None:
-            config.num_assistant_tokens, config.max_ngram_size = lookup, MAX_NGRAM
-        prompt = openvino.Tensor(np.array([question.prompt_ids], dtype=np.int64))
-        return self._pipeline.add_request(next(self._ids), prompt, config)
+        return self._pipeline.add_request(next(self._ids), *asked(question, lookup))
 
     def step(self) -> None:
         """One step of all its requests."""

@@ -59,12 +59,7 @@ class ServerLoop(ServerPeer):
             while num_left:
                 number, num_begun = num_begun, num_begun + 1
                 question = tasks[number % len(tasks)].question
-                found = await self._put(endpoint, question, self._taken)
-                if found.outcome != "ok":
-                    raise SpecdecError(
-                        f"{self._name} did not answer: {found.status or 'no connection'} "
-                        f"{found.error}".strip()
-                    )
+                found = await self._ask(endpoint, question)
                 if found.num_output != question.num_tokens:
                     raise SpecdecError(
                         f"{self._name} answered with {found.num_output} tokens instead of "

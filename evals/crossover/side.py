@@ -15,7 +15,7 @@ from specdec.evals.crossover.server_loop import ServerLoop
 from specdec.evals.crossover.summary import ADAPTIVE, OFF
 from specdec.evals.crossover.workloads import Task
 from specdec.evals.latency.peer_setup import PeerSetup
-from specdec.evals.latency.peers import PEERS, PeerName
+from specdec.evals.latency.peers import PeerName, parse_names
 
 
 class Loop(Protocol):
@@ -61,19 +61,14 @@ def check_peers(names: Sequence[str], setup: PeerSetup) -> dict[str, ServerLoop]
     Raises UsageError for a name that is unknown or named twice, a library that does not batch or is
     missing, its model, or a server that does not answer.
     """
-    parsed = list(map(PeerName.parse, names))
-    contenders = [contender for name in parsed for contender in name.contenders]
-    for contender in contenders:
-        if contenders.count(contender) > 1:
-            raise UsageError(f"--vs: {contender} is named twice")
+    parsed = parse_names(names)
     for name in parsed:
         if name.library not in ("", "openvino"):
             raise UsageError(
                 f"--vs {name.text} is not measured with many streams; give openvino, "
                 "openvino:lookup, or the URL of a server"
             )
-        if name.library:
-            PEERS[name.library].check(name.setup(setup))
+        name.check(setup)
     return {name.label: ServerLoop(name.text) for name in parsed if not name.library}
 
 

@@ -40,8 +40,6 @@ class OpenVinoPeer:
 
     def contender(self, lookup: int | None) -> Contender:
         """Plain, or guessing `lookup` tokens at a time."""
-        import numpy as np
-        import openvino
         import openvino_genai
 
         class Streamer(openvino_genai.StreamerBase):  # type: ignore[misc]  # it has no types
@@ -61,20 +59,10 @@ class OpenVinoPeer:
                 pass
 
         pipeline = self._pipeline(with_lookup=lookup is not None)
-        config = openvino_genai.GenerationConfig()
-        config.ignore_eos = True
-        if lookup is not None:
-            config.num_assistant_tokens, config.max_ngram_size = lookup, MAX_NGRAM
 
         def run(question: Question) -> Run:
-            config.max_new_tokens = question.num_tokens
-            config.do_sample = question.temperature > 0
-            if question.temperature:
-                config.temperature, config.top_p = question.temperature, 1.0
-                config.rng_seed = question.seed
             streamer = Streamer()
-            prompt = openvino.Tensor(np.array([question.prompt_ids], dtype=np.int64))
-            result = pipeline.generate(prompt, config, streamer)
+            result = pipeline.generate(*asked(question, lookup), streamer)
             return streamer.watch.run(result.tokens[0])
 
         return run
@@ -87,16 +75,37 @@ class OpenVinoPeer:
             scheduler = openvino_genai.SchedulerConfig()
             scheduler.enable_prefix_caching = False
             scheduler.max_num_batched_tokens = sys.maxsize
-            more = {"prompt_lookup": True} if with_lookup else {}
             self._pipelines[with_lookup] = openvino_genai.LLMPipeline(
                 str(self._folder),
                 "CPU",
                 scheduler_config=scheduler,
-                INFERENCE_NUM_THREADS=num_cores(),
-                ENABLE_CPU_PINNING=True,  # quicker than its default without
-                **more,
+                **properties(with_lookup=with_lookup),
             )
         return self._pipelines[with_lookup]
+
+
+def properties(*, with_lookup: bool) -> dict[str, Any]:
+    """Of a pipeline on this processor."""
+    pinned = {"INFERENCE_NUM_THREADS": num_cores(), "ENABLE_CPU_PINNING": True}  # quicker than not
+    return {**pinned, "prompt_lookup": True} if with_lookup else pinned
+
+
+def asked(question: Question, lookup: int | None) -> tuple[Any, Any]:
+    """The prompt, and how it is to be answered: plain, or guessing `lookup` tokens at a time."""
+    import numpy as np
+    import openvino
+    import openvino_genai
+
+    config = openvino_genai.GenerationConfig()
+    config.ignore_eos = True
+    config.max_new_tokens = question.num_tokens
+    config.do_sample = question.temperature > 0
+    if question.temperature:
+        config.temperature, config.top_p = question.temperature, 1.0
+        config.rng_seed = question.seed
+    if lookup is not None:
+        config.num_assistant_tokens, config.max_ngram_size = lookup, MAX_NGRAM
+    return openvino.Tensor(np.array([question.prompt_ids], dtype=np.int64)), config
 
 
 def _folder(setup: PeerSetup) -> Path:

@@ -123,6 +123,21 @@ class PeerName:
             return setup
         return with_model(setup, self.model)
 
+    def check(self, setup: PeerSetup) -> None:
+        """Raise UsageError if a library's package or model is missing."""
+        if self.library:
+            PEERS[self.library].check(self.setup(setup))
+
+
+def parse_names(names: Sequence[str]) -> list[PeerName]:
+    """All that --vs names. Raises UsageError for a name that is unknown or twice there."""
+    parsed = list(map(PeerName.parse, names))
+    contenders = [contender for name in parsed for contender in name.contenders]
+    for contender in contenders:
+        if contenders.count(contender) > 1:
+            raise UsageError(f"--vs: {contender} is named twice")
+    return parsed
+
 
 def check_peers(names: Sequence[str], setup: PeerSetup) -> dict[str, ServerPeer]:
     """Raise, before anything is loaded, whatever is missing; gives the servers, which answered.
@@ -130,14 +145,9 @@ def check_peers(names: Sequence[str], setup: PeerSetup) -> dict[str, ServerPeer]
     Raises UsageError for a name that is unknown or twice there, a package or model that is missing,
     a server that does not answer.
     """
-    parsed = list(map(PeerName.parse, names))
-    contenders = [contender for name in parsed for contender in name.contenders]
-    for contender in contenders:
-        if contenders.count(contender) > 1:
-            raise UsageError(f"--vs: {contender} is named twice")
+    parsed = parse_names(names)
     for name in parsed:
-        if name.library:
-            PEERS[name.library].check(name.setup(setup))
+        name.check(setup)
     return {name.text: ServerPeer(name.text) for name in parsed if not name.library}
 
 

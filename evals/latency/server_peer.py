@@ -52,9 +52,7 @@ class ServerPeer:
 
     def __call__(self, question: Question) -> Run:
         """Ask. Raises SpecdecError for an answer that is none."""
-        found = asyncio.run(self._ask(question, self._taken))
-        if found.outcome != "ok":
-            raise SpecdecError(f"{self._name} did not answer: {_reason(found)}")
+        found = asyncio.run(self._alone(question))
         return Run(
             found.token_ids,
             found.end_s,
@@ -80,9 +78,16 @@ class ServerPeer:
             )
         return self._model, taken
 
-    async def _ask(self, question: Question, more: tuple[str, ...]) -> Exchange:
+    async def _alone(self, question: Question) -> Exchange:
         async with Endpoint(self._url) as endpoint:
-            return await self._put(endpoint, question, more)
+            return await self._ask(endpoint, question)
+
+    async def _ask(self, endpoint: Endpoint, question: Question) -> Exchange:
+        """Raises SpecdecError for an answer that is none."""
+        found = await self._put(endpoint, question, self._taken)
+        if found.outcome != "ok":
+            raise SpecdecError(f"{self._name} did not answer: {_reason(found)}")
+        return found
 
     async def _put(self, endpoint: Endpoint, question: Question, more: tuple[str, ...]) -> Exchange:
         values = {
