@@ -16,6 +16,7 @@ namespace specdec {
 
 constexpr int ROWS = 16;   // rows of a tile
 constexpr int GROUP = 32;  // input features that share a scale
+constexpr int MOST_GROUPED = 2;  // panels that are multiplied together
 constexpr int AHEAD = 8192;  // bytes from what is multiplied to what is fetched (docs/lab-log.md)
 
 inline int padded(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -113,8 +114,9 @@ struct BF16 : BF16Rows<false> {
 
 // Weights of integers times a scale per group. They become bf16, exactly, when they are used:
 // activations keep their precision, and only the bytes read are fewer.
-template <class Record>
+template <class R>
 struct Integers : BF16Rows<true> {
+    using Record = R;
     using typename BF16Rows<true>::Group;
 
     static int64_t panel_bytes(int in) { return (int64_t)(in / GROUP) * (int64_t)sizeof(Record); }
@@ -150,7 +152,9 @@ struct Integers : BF16Rows<true> {
             for (int j = 0; j < GROUP / 2; j++)
                 UNROLLED for (int r = 0; r < M; r++)
                     part[r] = dot_bf16(part[r], weights[j], splat_u(group->pairs[r][j]));
-            record->template scale<M>(part, group->sum, acc);
+            const auto scale = record->scale();
+            UNROLLED for (int r = 0; r < M; r++)
+                acc[r] = scale.apply(part[r], group->sum[r], acc[r]);
         }
         for (int r = 0; r < M; r++) out[r] = acc[r];
     }
@@ -190,11 +194,12 @@ struct Record8 {
         UNROLLED for (int j = 0; j < GROUP / 2; j++) weights[j] = widen_bytes(&bytes[j][0][0]);
     }
 
-    template <int M>
-    void scale(const f32x16 *part, const float *, f32x16 *acc) const {
-        const f32x16 s = widen_fp16(scales);
-        UNROLLED for (int r = 0; r < M; r++) acc[r] = fma(part[r], s, acc[r]);
-    }
+    struct Scale {
+        f32x16 factor;
+        f32x16 apply(f32x16 part, float, f32x16 acc) const { return fma(part, factor, acc); }
+    };
+
+    Scale scale() const { return {widen_fp16(scales)}; }
 };
 
 // 4-bit weights w = scale * q + least, q in 0..15 (the values of GGUF's Q4_1). A word has eight
@@ -247,12 +252,16 @@ struct Record4 {
             weights[j] = (load<u32x16>(words[j / 4]) >> (j % 4 * 4) & nibbles) | bias;
     }
 
-    template <int M>
-    void scale(const f32x16 *part, const float *sums, f32x16 *acc) const {
-        const f32x16 s = widen_fp16(scales);
-        const f32x16 rest = fma(s, splat(-128.0f), widen_fp16(leasts));
-        UNROLLED for (int r = 0; r < M; r++)
-            acc[r] = fma(part[r], s, fma(splat(sums[r]), rest, acc[r]));
+    struct Scale {
+        f32x16 factor, rest;
+        f32x16 apply(f32x16 part, float sum, f32x16 acc) const {
+            return fma(part, factor, fma(splat(sum), rest, acc));
+        }
+    };
+
+    Scale scale() const {
+        const f32x16 factor = widen_fp16(scales);
+        return {factor, fma(factor, splat(-128.0f), widen_fp16(leasts))};
     }
 };
 

@@ -1,9 +1,12 @@
 // Products of rows with a packed weight.
 #pragma once
 
+#include <array>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
-#include "formats.hpp"
+#include "matrix_unit.hpp"
 #include "model.hpp"
 #include "team.hpp"
 
@@ -20,20 +23,46 @@ inline void with_format(Format format, F use) {
     }
 }
 
-// One panel times the first `rows` of a tile: out[r] holds LANES outputs of row r. The number of
-// rows is rounded up to one that is compiled; what stands in the rows beyond is not used.
+// A panel, to multiply the tiles of `num_rows` rows with; `place` tells apart those that a thread
+// has at once.
 template <class W>
-__attribute__((noinline)) void panel_product(
-    const uint8_t *panel, const uint8_t *tile, int in, int rows, f32x16 *out
-) {
-    if (rows == 1) W::template product<1>(panel, tile, in, out);
-    else if (rows == 2) W::template product<2>(panel, tile, in, out);
-    else if (rows == 3) W::template product<3>(panel, tile, in, out);
-    else if (rows == 4) W::template product<4>(panel, tile, in, out);
-    else if (rows <= 6) W::template product<6>(panel, tile, in, out);
-    else if (rows <= 8) W::template product<8>(panel, tile, in, out);
-    else if (rows <= 12) W::template product<12>(panel, tile, in, out);
-    else W::template product<16>(panel, tile, in, out);
+class VectorPanel {
+public:
+    VectorPanel(const uint8_t *panel, int in, int, int) : panel(panel), in(in) {}
+
+    // out[r] holds LANES outputs of row r, of the first M rows of a tile.
+    template <int M>
+    void multiply(const uint8_t *tile, f32x16 *out) {
+        W::template product<M>(panel, tile, in, out);
+    }
+
+private:
+    const uint8_t *panel;
+    const int in;
+};
+
+// Call `use` with the type of a panel in format W: the matrix unit's where there is one.
+template <class W, class F>
+inline void with_panel(F use) {
+#if defined(__AMX_BF16__)
+    if constexpr (!std::is_same_v<W, F32>)
+        if (HAS_MATRIX_UNIT) return use(std::type_identity<UnitPanel<W>>{});
+#endif
+    use(std::type_identity<VectorPanel<W>>{});
+}
+
+// out[r] holds LANES outputs of row r, of the first `rows` of a tile. Their number is rounded up to
+// one that is compiled; what stands in the rows beyond is not used.
+template <class Panel>
+__attribute__((noinline)) void multiply(Panel &panel, const uint8_t *tile, int rows, f32x16 *out) {
+    if (rows == 1) panel.template multiply<1>(tile, out);
+    else if (rows == 2) panel.template multiply<2>(tile, out);
+    else if (rows == 3) panel.template multiply<3>(tile, out);
+    else if (rows == 4) panel.template multiply<4>(tile, out);
+    else if (rows <= 6) panel.template multiply<6>(tile, out);
+    else if (rows <= 8) panel.template multiply<8>(tile, out);
+    else if (rows <= 12) panel.template multiply<12>(tile, out);
+    else panel.template multiply<16>(tile, out);
 }
 
 // Rows prepared for products: tiles of ROWS rows.
@@ -67,20 +96,21 @@ template <int GROUPED, class Take>
 inline void product(
     Team::Member &me, const Linear &linear, Tiles &tiles, int num_rows, Take take
 ) {
-    with_format(linear.format, [&](auto w) {
-        using W = decltype(w);
+    static_assert(GROUPED <= MOST_GROUPED);
+    const auto run = [&]<class W, class Panel>(W, std::type_identity<Panel>) {
+        const MatrixUnit unit(num_rows);
         const int64_t panel_bytes = W::panel_bytes(linear.in);
         const int64_t tile_bytes = W::tile_bytes(linear.in);
         me.each(linear.out / LANES / GROUPED, [&](int item) {
-            const uint8_t *panel = linear.panels + item * GROUPED * panel_bytes;
+            const uint8_t *at = linear.panels + item * GROUPED * panel_bytes;
+            auto panels = [&]<int... K>(std::integer_sequence<int, K...>) {
+                return std::array{Panel(at + K * panel_bytes, linear.in, num_rows, K)...};
+            }(std::make_integer_sequence<int, GROUPED>{});
             for (int first = 0; first < num_rows; first += ROWS) {
                 const int rows = num_rows - first < ROWS ? num_rows - first : ROWS;
                 f32x16 sums[GROUPED][ROWS];
                 for (int k = 0; k < GROUPED; k++) {
-                    panel_product<W>(
-                        panel + k * panel_bytes, tiles.tile(first, tile_bytes), linear.in, rows,
-                        sums[k]
-                    );
+                    multiply(panels[k], tiles.tile(first, tile_bytes), rows, sums[k]);
                     if (linear.bias) {
                         const int column = (item * GROUPED + k) * LANES;
                         const f32x16 bias = load<f32x16>(linear.bias + column);
@@ -94,6 +124,9 @@ inline void product(
                 }
             }
         });
+    };
+    with_format(linear.format, [&](auto w) {
+        with_panel<decltype(w)>([&](auto panel) { run(w, panel); });
     });
 }
 

@@ -1,0 +1,214 @@
+// MatrixUnit: AMX, whose instruction multiplies 16 rows with 16 outputs over 32 features in bf16.
+//
+// It takes what lies in memory as it is: 32 features of a tile's rows, and of a panel in bf16.
+// Integers are widened first. It sums in another order than vectors do, but one order whatever the
+// number of rows: where there is a unit all products in bf16 are its own, those of one row too.
+#pragma once
+
+#include <vector>
+
+#include "formats.hpp"
+#if defined(__AMX_BF16__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace specdec {
+
+#if defined(__AMX_BF16__)
+
+// The system lets a process have the unit's registers when it asks (Linux: arch_prctl).
+inline const bool HAS_MATRIX_UNIT = [] {
+    constexpr long REQUEST = 0x1023, TILE_DATA = 18;
+    return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+}();
+
+// Where one lives its thread can multiply up to `num_rows` rows at once, at most ROWS. Registers
+// 0 to 3 hold sums, 4 and 5 rows, 6 and 7 weights; all lines are of 64 bytes.
+class MatrixUnit {
+public:
+    static constexpr int SUMS = 4;
+
+    explicit MatrixUnit(int num_rows) {
+        if (!HAS_MATRIX_UNIT) return;
+        alignas(64) struct {
+            uint8_t palette = 1, start_row = 0, reserved[14] = {};
+            uint16_t bytes[16] = {};
+            uint8_t lines[16] = {};
+        } shape;
+        const int rows = num_rows < 1 ? 1 : num_rows < ROWS ? num_rows : ROWS;
+        for (int i = 0; i < 8; i++) shape.bytes[i] = 64, shape.lines[i] = i < 6 ? rows : GROUP / 2;
+        publish(&shape);
+        _tile_loadconfig(&shape);
+    }
+
+    ~MatrixUnit() {
+        if (HAS_MATRIX_UNIT) _tile_release();
+    }
+
+    MatrixUnit(const MatrixUnit &) = delete;
+    MatrixUnit &operator=(const MatrixUnit &) = delete;
+
+    template <int SUM>
+    static void clear() {
+        if constexpr (SUM == 0) _tile_zero(0);
+        if constexpr (SUM == 1) _tile_zero(1);
+        if constexpr (SUM == 2) _tile_zero(2);
+        if constexpr (SUM == 3) _tile_zero(3);
+    }
+
+    // Add a group of features to a sum: rows [rows][GROUP] times weights [GROUP / 2][LANES][2].
+    template <int SUM>
+    static void add(const void *rows, const void *weights) {
+        publish(weights);
+        if constexpr (SUM % 2) {
+            _tile_loadd(5, rows, 64);
+            _tile_loadd(7, weights, 64);
+        } else {
+            _tile_loadd(4, rows, 64);
+            _tile_loadd(6, weights, 64);
+        }
+        if constexpr (SUM == 0) _tile_dpbf16ps(0, 4, 6);
+        if constexpr (SUM == 1) _tile_dpbf16ps(1, 5, 7);
+        if constexpr (SUM == 2) _tile_dpbf16ps(2, 4, 6);
+        if constexpr (SUM == 3) _tile_dpbf16ps(3, 5, 7);
+    }
+
+    template <int SUM>
+    static void take(f32x16 *rows) {
+        if constexpr (SUM == 0) _tile_stored(0, rows, 64);
+        if constexpr (SUM == 1) _tile_stored(1, rows, 64);
+        if constexpr (SUM == 2) _tile_stored(2, rows, 64);
+        if constexpr (SUM == 3) _tile_stored(3, rows, 64);
+    }
+
+private:
+    // The compiler does not know what the unit reads: make it write everything to memory.
+    static void publish(const void *data) { asm volatile("" : : "r"(data) : "memory"); }
+};
+
+// A panel as the unit takes it; see VectorPanel.
+template <class W>
+class UnitPanel;
+
+// Groups add to four sums in turn, so that four products are in flight.
+template <>
+class UnitPanel<BF16> {
+public:
+    UnitPanel(const uint8_t *panel, int in, int, int) : panel(panel), num_groups(in / GROUP) {}
+
+    template <int M>
+    void multiply(const uint8_t *tile, f32x16 *out) {
+        alignas(64) f32x16 sums[MatrixUnit::SUMS][ROWS];
+        each_sum([](auto n) { MatrixUnit::clear<n>(); });
+        for (int i = 0; i < num_groups; i += MatrixUnit::SUMS)
+            each_sum([&](auto n) {
+                if (i + n < num_groups) add<n>((const BF16::Group *)tile, i + n);
+            });
+        each_sum([&](auto n) { MatrixUnit::take<n>(sums[n]); });
+        for (int r = 0; r < M; r++)
+            out[r] = (sums[0][r] + sums[1][r]) + (sums[2][r] + sums[3][r]);
+    }
+
+private:
+    static constexpr int BYTES = GROUP * LANES * 2;
+
+    const uint8_t *panel;
+    const int num_groups;
+
+    template <class F>
+    static void each_sum(F use) {
+        [&]<int... N>(std::integer_sequence<int, N...>) {
+            (use(std::integral_constant<int, N>{}), ...);
+        }(std::make_integer_sequence<int, MatrixUnit::SUMS>{});
+    }
+
+    template <int SUM>
+    void add(const BF16::Group *groups, int i) const {
+        const uint8_t *weights = panel + i * BYTES;
+        for (int at = 0; at < BYTES; at += 64) __builtin_prefetch(weights + AHEAD + at, 0, 2);
+        MatrixUnit::add<SUM>(groups[i].pairs, weights);
+    }
+};
+
+// Three groups are under way at a time: one is widened, one multiplied, one scaled, which each
+// group is on its own. For several tiles the widened panel is kept.
+template <class Record>
+class UnitPanel<Integers<Record>> {
+public:
+    UnitPanel(const uint8_t *panel, int in, int num_rows, int place)
+        : records((const Record *)panel), num_groups(in / GROUP) {
+        if (num_rows <= ROWS) return;
+        thread_local std::vector<Weights> kept[MOST_GROUPED];
+        if (kept[place].size() < (size_t)num_groups) kept[place].resize(num_groups);
+        weights = kept[place].data();
+        mask = ~0;
+    }
+
+    UnitPanel(const UnitPanel &) = delete;  // it points into itself
+
+    template <int M>
+    void multiply(const uint8_t *tile, f32x16 *out) {
+        const Group *groups = (const Group *)tile;
+        alignas(64) f32x16 sums[2][ROWS];
+        f32x16 acc[M] = {};
+        const auto scale = [&](int i) {
+            const auto scale = records[i].scale();
+            UNROLLED for (int r = 0; r < M; r++)
+                acc[r] = scale.apply(sums[i % 2][r], groups[i].sum[r], acc[r]);
+        };
+        const auto advance = [&]<int SUM>(std::integral_constant<int, SUM>, int i) {
+            if (i + 1 < num_groups) widen(i + 1);
+            MatrixUnit::clear<SUM>();
+            MatrixUnit::add<SUM>(groups[i].pairs, weights[i & mask].pairs);
+            if (i == 0) return;
+            MatrixUnit::take<1 - SUM>(sums[1 - SUM]);
+            scale(i - 1);
+        };
+        widen(0);
+        int i = 0;
+        for (; i + 1 < num_groups; i += 2) {
+            advance(std::integral_constant<int, 0>{}, i);
+            advance(std::integral_constant<int, 1>{}, i + 1);
+        }
+        if (i < num_groups) {
+            advance(std::integral_constant<int, 0>{}, i);
+            MatrixUnit::take<0>(sums[0]);
+        } else {
+            MatrixUnit::take<1>(sums[1]);
+        }
+        scale(num_groups - 1);
+        for (int r = 0; r < M; r++) out[r] = acc[r];
+    }
+
+private:
+    using Group = typename Integers<Record>::Group;
+    struct alignas(64) Weights {
+        u32x16 pairs[GROUP / 2];
+    };
+
+    Weights recent[4];
+    const Record *records;
+    const int num_groups;
+    Weights *weights = recent;
+    int mask = 3;
+    int num_widened = 0;
+
+    void widen(int i) {
+        if (i < num_widened) return;
+        for (size_t at = 0; at < sizeof(Record); at += 64)
+            __builtin_prefetch((const uint8_t *)(records + i) + AHEAD + at, 0, 2);
+        records[i].widen(weights[i & mask].pairs);
+        num_widened = i + 1;
+    }
+};
+
+#else
+
+struct MatrixUnit {
+    explicit MatrixUnit(int) {}  // does nothing
+};
+
+#endif
+
+}  // namespace specdec
