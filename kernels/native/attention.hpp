@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "attention_plan.hpp"
-#include "rows.hpp"
+#include "attention_products.hpp"
 
 namespace specdec {
 
@@ -48,14 +48,17 @@ inline void finish(const Part &part, int dim, float *out) {
     for (int i = 0; i < dim; i += LANES) store(out + i, load<f32x16>(part.mixed + i) / part.total);
 }
 
-// One thread's attention. `scores` holds a split's scores, then its weights, of every query.
+// One thread's attention.
 template <KVFormat FORMAT>
 class Attention {
 public:
-    Attention(const Model &model, const Cache &cache, const Step &step, int layer)
+    Attention(
+        const Model &model, const Cache &cache, const Step &step, int layer, AttentionBuffers &kept
+    )
         : model(model), cache(cache), step(step), layer(layer),
           window(model.layers[layer].window), dim(model.head_dim),
-          ratio(model.num_heads / model.num_kv_heads), words(IS_EXACT ? dim : dim / 2) {}
+          ratio(model.num_heads / model.num_kv_heads), kept(kept),
+          products(dim, ratio, kept) {}
 
     // q: fp32 [num_rows, stride], the rotated query heads of a row side by side. A unit of all
     // splits writes to out, fp32 [num_rows, out_stride]; one split of several writes to
@@ -68,8 +71,9 @@ public:
         reserve(count);
         for (int i = 0; i < count; i++) {
             const int64_t row = unit.row + i / ratio;
-            put_query(q + row * stride + (unit.head * ratio + i % ratio) * dim, i);
-            results[i] = {NEVER, 0, &folded[(size_t)i * dim]};
+            const float *head = q + row * stride + (unit.head * ratio + i % ratio) * dim;
+            products.put_query(head, model.scale, i);
+            results[i] = {NEVER, 0, &kept.folded[(size_t)i * dim]};
         }
         for (int split = unit.first_split; split < unit.last_split; split++) {
             find_tiles(unit, split);
@@ -92,31 +96,21 @@ public:
     }
 
 private:
-    static constexpr bool IS_EXACT = FORMAT == KVFormat::f32;
-    static constexpr int TOGETHER = 8;  // queries that meet a tile's keys at once
-
     const Model &model;
     const Cache &cache;
     const Step &step;
     const int layer, window, dim, ratio;
-    const int words;  // of a query: fp32 elements or pairs in bf16
-    std::vector<uint32_t> queries;  // [count / TOGETHER][words][TOGETHER]
-    std::vector<float> scores, mixed, folded;
+    AttentionBuffers &kept;
+    AttentionProducts<FORMAT> products;
     std::vector<Part> found, results;
-    std::vector<uint8_t> tail_data;  // a tile of one row's own ancestors
     float tail_scales[KEYS];
     int most = 0;                       // the highest position of the unit's rows
     int first_tile = 0, last_tile = 0;  // of the split, those that any row sees
 
     void reserve(int count) {
-        if (results.size() >= (size_t)count) return;
-        queries.resize((size_t)padded(count, TOGETHER) * words);
-        scores.resize((size_t)count * SPLIT);
-        mixed.resize((size_t)count * dim);
-        folded.resize((size_t)count * dim);
+        products.reserve(count);
         found.resize(count);
         results.resize(count);
-        tail_data.resize((size_t)dim * KEYS * element_size(FORMAT));
     }
 
     int lowest(int position) const {
@@ -165,7 +159,7 @@ private:
     Tile tail(const Segment &segment, const HeadCache &head, int row, int base) {
         const int node = row - segment.start, position = step.positions[row];
         const uint8_t *path = step.paths + segment.paths + node * segment.num_rows;
-        const Tile own = {tail_data.data(), tail_scales};
+        const Tile own = {kept.tail.data(), tail_scales};
         head.copy(head.tile(slot(segment, base)), own);
         for (int at = base > segment.root ? base : segment.root; at < base + KEYS; at++) {
             if (at > position) break;
@@ -180,25 +174,24 @@ private:
         const Segment &segment = step.segments[unit.segment];
         const HeadCache head(cache, model, layer, false, unit.head);
         const int shared = end_of_shared(segment, split), count = unit.num_rows * ratio;
-        for (int t = first_tile; t < shared; t++) {
-            const int base = split * SPLIT + t * KEYS;
-            if (base + FETCHED <= most) head.fetch(slot(segment, base + FETCHED));
-            const Tile tile = head.tile(slot(segment, base));
-            int i = 0;
-            for (; i + TOGETHER <= count; i += TOGETHER) dot_keys<TOGETHER>(tile, i, t);
-            if (i + 3 <= count) dot_keys<3>(tile, i, t), i += 3;
-            for (; i < count; i++) dot_keys<1>(tile, i, t);
-            for (int r = 0; r < unit.num_rows; r++) mask(unit, r, base, t);
+        if (first_tile < shared) {
+            const MatrixUnit matrix_unit(count);
+            for (int t = first_tile; t < shared; t++) {
+                const int base = split * SPLIT + t * KEYS;
+                if (base + FETCHED <= most) head.fetch(slot(segment, base + FETCHED));
+                products.dot_keys(head.tile(slot(segment, base)), 0, count, t);
+                for (int r = 0; r < unit.num_rows; r++) mask(unit, r, base, t);
+            }
         }
+        if (shared == last_tile) return;
         for (int i = 0; i < count; i++)
-            for (int t = shared; t < last_tile; t++) store(score_of(i, t), splat(NEVER));
+            for (int t = shared; t < last_tile; t++) store(products.score_of(i, t), splat(NEVER));
+        const MatrixUnit matrix_unit(ratio);
         over_tails(unit, head, split, shared, [&](Tile tile, int t, int r) {
-            for (int i = r * ratio; i < (r + 1) * ratio; i++) dot_keys<1>(tile, i, t);
+            products.dot_keys(tile, r * ratio, ratio, t);
             mask(unit, r, split * SPLIT + t * KEYS, t);
         });
     }
-
-    float *score_of(int i, int t) { return &scores[(size_t)i * SPLIT + t * KEYS]; }
 
     void mask(const AttentionUnit &unit, int r, int base, int t) {
         const int position = step.positions[unit.row + r];
@@ -207,22 +200,22 @@ private:
             i32x16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + base;
         const i32x16 is_hidden = (lane > position) | (lane < lowest(position));
         for (int i = r * ratio; i < (r + 1) * ratio; i++)
-            store(score_of(i, t), is_hidden ? splat(NEVER) : load<f32x16>(score_of(i, t)));
+            store(products.score_of(i, t), is_hidden ? splat(NEVER) : load<f32x16>(products.score_of(i, t)));
     }
 
     // Scores of a query become weights relative to the greatest.
     Part weigh(int i) {
         f32x16 tops = splat(NEVER), total = {};
         for (int t = first_tile; t < last_tile; t++)
-            tops = maximum(tops, load<f32x16>(score_of(i, t)));
+            tops = maximum(tops, load<f32x16>(products.score_of(i, t)));
         const float top = largest(tops);
         for (int t = first_tile; t < last_tile; t++) {
             f32x16 weight = {};
-            if (top != NEVER) weight = exp(load<f32x16>(score_of(i, t)) - top);
-            store(score_of(i, t), weight);
+            if (top != NEVER) weight = exp(load<f32x16>(products.score_of(i, t)) - top);
+            products.put_weights(weight, i, t);
             total += weight;
         }
-        return {top, sum(total), &mixed[(size_t)i * dim]};
+        return {top, sum(total), products.mixed_of(i)};
     }
 
     void mix(const AttentionUnit &unit, int split, int count) {
@@ -232,93 +225,17 @@ private:
         Tile tiles[SPLIT / KEYS];
         for (int t = first_tile; t < shared; t++)
             tiles[t] = head.tile(slot(segment, split * SPLIT + t * KEYS));
-        std::memset(mixed.data(), 0, (size_t)count * dim * sizeof(float));
-        int i = 0;
-        for (; i + 6 <= count; i += 6) add_values<6>(tiles, i, first_tile, shared);
-        if (i + 3 <= count) add_values<3>(tiles, i, first_tile, shared), i += 3;
-        for (; i < count; i++) add_values<1>(tiles, i, first_tile, shared);
+        std::memset(products.mixed_of(0), 0, (size_t)count * dim * sizeof(float));
+        if (first_tile < shared) {
+            const MatrixUnit matrix_unit(count, KEYS);
+            products.add_values(tiles, 0, count, first_tile, shared, true);
+        }
+        if (shared == last_tile) return;
+        const MatrixUnit matrix_unit(ratio, KEYS);
         over_tails(unit, head, split, shared, [&](Tile tile, int t, int r) {
             tiles[t] = tile;
-            for (int q = r * ratio; q < (r + 1) * ratio; q++) add_values<1>(tiles, q, t, t + 1);
+            products.add_values(tiles, r * ratio, ratio, t, t + 1, t == first_tile);
         });
-    }
-
-    uint32_t *query(int i) {
-        return &queries[(size_t)(i / TOGETHER) * words * TOGETHER + i % TOGETHER];
-    }
-
-    void put_query(const float *q, int i) {
-        uint32_t *out = query(i);
-        for (int d = 0; d < dim; d += LANES) {
-            uint32_t part[LANES];
-            const f32x16 scaled = load<f32x16>(q + d) * model.scale;
-            if constexpr (IS_EXACT) store(part, scaled);
-            else store(part, narrow_bf16(scaled));
-            for (int w = 0; w < words * LANES / dim; w++, out += TOGETHER) *out = part[w];
-        }
-    }
-
-    // Vector `i` of a tile: sixteen elements in fp32 or sixteen pairs in bf16.
-    static u32x16 elements(const uint8_t *tile, int i) {
-        if constexpr (FORMAT == KVFormat::q8) return widen_bytes((const int8_t *)tile + i * 32);
-        else return load<u32x16>(tile + i * 64);
-    }
-
-    static f32x16 multiply_add(u32x16 a, uint32_t word, f32x16 acc) {
-        if constexpr (IS_EXACT) return fma((f32x16)a, (f32x16)splat_u(word), acc);
-        else return dot_bf16(acc, a, splat_u(word));
-    }
-
-    // Q queries from `i` on with the tile's keys; two sums each, to have enough in flight.
-    template <int Q>
-    void dot_keys(Tile tile, int i, int t) {
-        f32x16 sums[2][Q] = {};
-        const uint32_t *word = query(i);
-        for (int w = 0; w < words; w += 2)
-            UNROLLED for (int half = 0; half < 2; half++, word += TOGETHER) {
-                const u32x16 keys = elements(tile.data, w + half);
-                UNROLLED for (int n = 0; n < Q; n++)
-                    sums[half][n] = multiply_add(keys, word[n], sums[half][n]);
-            }
-        for (int n = 0; n < Q; n++) {
-            f32x16 out = sums[0][n] + sums[1][n];
-            if constexpr (FORMAT == KVFormat::q8) out *= load<f32x16>(tile.scales);
-            store(score_of(i + n, t), out);
-        }
-    }
-
-    // Q queries from `i` on, with the values of tiles [first, last).
-    template <int Q>
-    void add_values(const Tile *tiles, int i, int first, int last) {
-        int d = 0;
-        for (; d + 4 * LANES <= dim; d += 4 * LANES) add_values<Q, 4>(tiles, i, first, last, d);
-        for (; d < dim; d += LANES) add_values<Q, 1>(tiles, i, first, last, d);
-    }
-
-    // D vectors of features from `d` on.
-    template <int Q, int D>
-    void add_values(const Tile *tiles, int i, int first, int last, int d) {
-        f32x16 acc[Q][D];
-        float *to = &mixed[(size_t)i * dim + d];
-        UNROLLED for (int n = 0; n < Q; n++)
-            UNROLLED for (int v = 0; v < D; v++) acc[n][v] = load<f32x16>(to + n * dim + v * LANES);
-        for (int t = first; t < last; t++) {
-            uint32_t weights[Q * KEYS];  // fp32, or pairs in bf16 in a query's first half
-            UNROLLED for (int n = 0; n < Q; n++) {
-                f32x16 weight = load<f32x16>(score_of(i + n, t));
-                if constexpr (FORMAT == KVFormat::q8) weight *= load<f32x16>(tiles[t].scales);
-                if constexpr (IS_EXACT) store(weights + n * KEYS, weight);
-                else store(weights + n * KEYS, narrow_bf16(weight));
-            }
-            for (int k = 0; k < (IS_EXACT ? KEYS : KEYS / 2); k++)
-                UNROLLED for (int v = 0; v < D; v++) {
-                    const u32x16 values = elements(tiles[t].data, (k * dim + d) / LANES + v);
-                    UNROLLED for (int n = 0; n < Q; n++)
-                        acc[n][v] = multiply_add(values, weights[n * KEYS + k], acc[n][v]);
-                }
-        }
-        UNROLLED for (int n = 0; n < Q; n++)
-            UNROLLED for (int v = 0; v < D; v++) store(to + n * dim + v * LANES, acc[n][v]);
     }
 };
 

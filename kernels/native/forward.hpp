@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "attention.hpp"
+#include "rows.hpp"
 
 namespace specdec {
 
@@ -29,7 +30,7 @@ private:
 
 class Forward {
 public:
-    Forward(const Model &model, int num_threads) : model(model), team(num_threads) {}
+    Forward(const Model &model, int num_threads) : model(model), team(num_threads), buffers(num_threads) {}
 
     void run(const Cache &cache, const Step &step) {
         const int rows = step.num_rows;
@@ -102,6 +103,7 @@ private:
     Tiles tiles;
     std::vector<Plan> plans;
     std::vector<float> parts;
+    std::vector<AttentionBuffers> buffers;  // one per thread
 
     const AttentionPlan *plan(int window) const {
         for (const Plan &p : plans)
@@ -195,7 +197,7 @@ private:
     template <KVFormat FORMAT>
     void attend(Team::Member &me, int index, const Cache &cache, const Step &step) {
         const AttentionPlan &work = *plan(model.layers[index].window);
-        Attention<FORMAT> attention(model, cache, step, index);
+        Attention<FORMAT> attention(model, cache, step, index, buffers[me.index]);
         me.each((int)work.units.size(), [&](int i) {
             const AttentionUnit &unit = work.units[i];
             float *part = unit.part < 0 ? nullptr : parts.data() + unit.part * part_size();

@@ -23,13 +23,14 @@ inline const bool HAS_MATRIX_UNIT = [] {
     return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
 }();
 
-// Where one lives its thread can multiply up to `num_rows` rows at once, at most ROWS. Registers
-// 0 to 3 hold sums, 4 and 5 rows, 6 and 7 weights; all lines are of 64 bytes.
+// Where one lives its thread can multiply up to `num_rows` rows at once, at most ROWS, over
+// `num_features` features, at most GROUP. Registers 0 to 3 hold sums [rows][LANES], 4 and 5 rows
+// [rows][features], 6 and 7 weights [features / 2][LANES][2]. Strides are in bytes.
 class MatrixUnit {
 public:
     static constexpr int SUMS = 4;
 
-    explicit MatrixUnit(int num_rows) {
+    explicit MatrixUnit(int num_rows, int num_features = GROUP) {
         if (!HAS_MATRIX_UNIT) return;
         alignas(64) struct {
             uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -37,7 +38,10 @@ public:
             uint8_t lines[16] = {};
         } shape;
         const int rows = num_rows < 1 ? 1 : num_rows < ROWS ? num_rows : ROWS;
-        for (int i = 0; i < 8; i++) shape.bytes[i] = 64, shape.lines[i] = i < 6 ? rows : GROUP / 2;
+        for (int i = 0; i < 8; i++) {
+            shape.bytes[i] = i == 4 || i == 5 ? num_features * 2 : LANES * 4;
+            shape.lines[i] = i < 6 ? rows : num_features / 2;
+        }
         publish(&shape);
         _tile_loadconfig(&shape);
     }
@@ -49,6 +53,14 @@ public:
     MatrixUnit(const MatrixUnit &) = delete;
     MatrixUnit &operator=(const MatrixUnit &) = delete;
 
+    // Call `use(constant)` for the first N sums.
+    template <int N = SUMS, class F>
+    static void each_sum(F use) {
+        [&]<int... I>(std::integer_sequence<int, I...>) {
+            (use(std::integral_constant<int, I>{}), ...);
+        }(std::make_integer_sequence<int, N>{});
+    }
+
     template <int SUM>
     static void clear() {
         if constexpr (SUM == 0) _tile_zero(0);
@@ -57,16 +69,27 @@ public:
         if constexpr (SUM == 3) _tile_zero(3);
     }
 
-    // Add a group of features to a sum: rows [rows][GROUP] times weights [GROUP / 2][LANES][2].
     template <int SUM>
-    static void add(const void *rows, const void *weights) {
+    static void put(const float *from, int64_t stride) {
+        publish(from);
+        if constexpr (SUM == 0) _tile_loadd(0, from, stride);
+        if constexpr (SUM == 1) _tile_loadd(1, from, stride);
+        if constexpr (SUM == 2) _tile_loadd(2, from, stride);
+        if constexpr (SUM == 3) _tile_loadd(3, from, stride);
+    }
+
+    // Add to a sum rows times weights.
+    template <int SUM>
+    static void add(
+        const void *rows, int64_t stride, const void *weights, int64_t weight_stride = LANES * 4
+    ) {
         publish(weights);
         if constexpr (SUM % 2) {
-            _tile_loadd(5, rows, 64);
-            _tile_loadd(7, weights, 64);
+            _tile_loadd(5, rows, stride);
+            _tile_loadd(7, weights, weight_stride);
         } else {
-            _tile_loadd(4, rows, 64);
-            _tile_loadd(6, weights, 64);
+            _tile_loadd(4, rows, stride);
+            _tile_loadd(6, weights, weight_stride);
         }
         if constexpr (SUM == 0) _tile_dpbf16ps(0, 4, 6);
         if constexpr (SUM == 1) _tile_dpbf16ps(1, 5, 7);
@@ -75,11 +98,11 @@ public:
     }
 
     template <int SUM>
-    static void take(f32x16 *rows) {
-        if constexpr (SUM == 0) _tile_stored(0, rows, 64);
-        if constexpr (SUM == 1) _tile_stored(1, rows, 64);
-        if constexpr (SUM == 2) _tile_stored(2, rows, 64);
-        if constexpr (SUM == 3) _tile_stored(3, rows, 64);
+    static void take(float *to, int64_t stride) {
+        if constexpr (SUM == 0) _tile_stored(0, to, stride);
+        if constexpr (SUM == 1) _tile_stored(1, to, stride);
+        if constexpr (SUM == 2) _tile_stored(2, to, stride);
+        if constexpr (SUM == 3) _tile_stored(3, to, stride);
     }
 
 private:
@@ -100,12 +123,12 @@ public:
     template <int M>
     void multiply(const uint8_t *tile, f32x16 *out) {
         alignas(64) f32x16 sums[MatrixUnit::SUMS][ROWS];
-        each_sum([](auto n) { MatrixUnit::clear<n>(); });
+        MatrixUnit::each_sum([](auto n) { MatrixUnit::clear<n>(); });
         for (int i = 0; i < num_groups; i += MatrixUnit::SUMS)
-            each_sum([&](auto n) {
+            MatrixUnit::each_sum([&](auto n) {
                 if (i + n < num_groups) add<n>((const BF16::Group *)tile, i + n);
             });
-        each_sum([&](auto n) { MatrixUnit::take<n>(sums[n]); });
+        MatrixUnit::each_sum([&](auto n) { MatrixUnit::take<n>(&sums[n][0][0], sizeof(f32x16)); });
         for (int r = 0; r < M; r++)
             out[r] = (sums[0][r] + sums[1][r]) + (sums[2][r] + sums[3][r]);
     }
@@ -116,18 +139,11 @@ private:
     const uint8_t *panel;
     const int num_groups;
 
-    template <class F>
-    static void each_sum(F use) {
-        [&]<int... N>(std::integer_sequence<int, N...>) {
-            (use(std::integral_constant<int, N>{}), ...);
-        }(std::make_integer_sequence<int, MatrixUnit::SUMS>{});
-    }
-
     template <int SUM>
     void add(const BF16::Group *groups, int i) const {
         const uint8_t *weights = panel + i * BYTES;
         for (int at = 0; at < BYTES; at += 64) __builtin_prefetch(weights + AHEAD + at, 0, 2);
-        MatrixUnit::add<SUM>(groups[i].pairs, weights);
+        MatrixUnit::add<SUM>(groups[i].pairs, sizeof groups->pairs[0], weights);
     }
 };
 
@@ -152,6 +168,9 @@ public:
         const Group *groups = (const Group *)tile;
         alignas(64) f32x16 sums[2][ROWS];
         f32x16 acc[M] = {};
+        const auto take = [&](auto sum) {
+            MatrixUnit::take<sum>(&sums[sum][0][0], sizeof(f32x16));
+        };
         const auto scale = [&](int i) {
             const auto scale = records[i].scale();
             UNROLLED for (int r = 0; r < M; r++)
@@ -160,9 +179,11 @@ public:
         const auto advance = [&]<int SUM>(std::integral_constant<int, SUM>, int i) {
             if (i + 1 < num_groups) widen(i + 1);
             MatrixUnit::clear<SUM>();
-            MatrixUnit::add<SUM>(groups[i].pairs, weights[i & mask].pairs);
+            MatrixUnit::add<SUM>(
+                groups[i].pairs, sizeof groups->pairs[0], weights[i & mask].pairs
+            );
             if (i == 0) return;
-            MatrixUnit::take<1 - SUM>(sums[1 - SUM]);
+            take(std::integral_constant<int, 1 - SUM>{});
             scale(i - 1);
         };
         widen(0);
@@ -173,9 +194,9 @@ public:
         }
         if (i < num_groups) {
             advance(std::integral_constant<int, 0>{}, i);
-            MatrixUnit::take<0>(sums[0]);
+            take(std::integral_constant<int, 0>{});
         } else {
-            MatrixUnit::take<1>(sums[1]);
+            take(std::integral_constant<int, 1>{});
         }
         scale(num_groups - 1);
         for (int r = 0; r < M; r++) out[r] = acc[r];
@@ -205,8 +226,10 @@ private:
 
 #else
 
+constexpr bool HAS_MATRIX_UNIT = false;
+
 struct MatrixUnit {
-    explicit MatrixUnit(int) {}  // does nothing
+    explicit MatrixUnit(int, int = GROUP) {}  // does nothing
 };
 
 #endif
