@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec.commit import VerifiedStep
+from specdec.host_verifier import broken_step, verify_step
 from specdec.kernels.batch import Batch
 from specdec.kernels.gumbel_argmax import gumbel_argmax
 from specdec.kernels.row_sampling import RowSampling
@@ -21,7 +22,6 @@ from specdec.request import Request
 from specdec.sampling import Sampler
 from specdec.tree import ROOT_SOURCE, DraftTree
 from specdec.verification import Verdict, records
-from specdec.verifier import broken_step, verify_step
 
 
 class DeviceVerifier:

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from specdec.commit import VerifiedStep
+from specdec.host_verifier import HostVerifier, broken_step
 from specdec.kernels.batch import Batch
 from specdec.plan import DecodeStep, StepPlan
 from specdec.request import TokenRecord
 from specdec.sampling import Sampler
 from specdec.tree import ROOT_SOURCE, DraftTree
 from specdec.verification import Verdict, records
-from specdec.verifier import HostVerifier, broken_step
 
 
 class NativeVerifier(HostVerifier):

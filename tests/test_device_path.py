@@ -16,6 +16,7 @@ from torch import Tensor
 from specdec.cuda_graphs import Recorder
 from specdec.device_forward import DeviceForward
 from specdec.device_verifier import DeviceVerifier, _rows
+from specdec.host_verifier import HostVerifier
 from specdec.kernels.batch import Batch
 from specdec.kernels.tree_walk import tree_walk
 from specdec.kv_cache import KVCache
@@ -28,7 +29,6 @@ from specdec.request import Request, RequestOutput, TokenRecord
 from specdec.sampling import Sampler
 from specdec.target import TargetOutput
 from specdec.tree import DraftTree, TreeBuilder
-from specdec.verifier import HostVerifier
 from tests.kernels.device import DEVICE, needs_gpu, randn
 from tests.toy import TruthDrafter, run_all, toy_engine
 from tests.toy_device import device_path, toy_device_model

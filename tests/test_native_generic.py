@@ -1,4 +1,4 @@
-"""The C++ forward as compiled for other processors: without bf16, and without AVX-512 at all."""
+"""The C++ forward as compiled for other processors: without AMX, bf16, or AVX-512 at all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tests.native_session import native_library as shared_library
 # (-march, what /proc/cpuinfo must list to run it)
 TARGETS = {
     "x86-64-v3": {"avx2", "fma", "bmi2"},
-    "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    "x86-64-v4": (avx512 := {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
+    "cooperlake": avx512 | {"avx512_bf16", "avx512_vnni"},
 }
 FIELDS = SMALL | {
     "architectures": ["Qwen3ForCausalLM"],

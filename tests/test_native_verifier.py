@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec import noise
+from specdec.host_verifier import HostVerifier
 from specdec.kernels.batch import Batch
 from specdec.native_verifier import NativeVerifier
 from specdec.params import SamplingParams
@@ -19,7 +20,7 @@ from specdec.plan import DecodeStep, StepPlan
 from specdec.request import Request, TokenRecord
 from specdec.sampling import Sampler
 from specdec.tree import DraftTree
-from specdec.verifier import HostVerifier, make_verifier
+from specdec.verifier import make_verifier
 from tests.native_session import choosing_natively
 
 VOCAB = 5  # few tokens, so that trees are walked deep

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from specdec import verification
 from specdec.config import Verification
+from specdec.host_verifier import HostVerifier
 from specdec.kernels.batch import Batch
 from specdec.params import SamplingParams
 from specdec.plan import DecodeStep, StepPlan
@@ -23,7 +24,6 @@ from specdec.request import Request
 from specdec.sampling import Sampler
 from specdec.tree import ROOT_SOURCE, DraftTree
 from specdec.verification import Verdict, records, verify
-from specdec.verifier import HostVerifier
 
 VOCAB = 6
 RULES: tuple[Verification, ...] = get_args(Verification)

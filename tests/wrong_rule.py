@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from specdec import verification
+from specdec.host_verifier import HostVerifier
 from specdec.verification import NextNode
-from specdec.verifier import HostVerifier
 
 
 def verify_by(rule: NextNode, monkeypatch: pytest.MonkeyPatch) -> None:
