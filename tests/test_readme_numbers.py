@@ -48,6 +48,16 @@ def test_a_table_of_many_streams_is_that_of_its_report(report: Path) -> None:
     assert "\n".join(streams_table(data).markdown()) in RESULTS.read_text(encoding="utf-8")
 
 
+def test_the_figure_of_losslessness_is_that_of_its_report() -> None:
+    report = RESULTS.parent / "lossless" / "lossless.json"
+    data = json.loads(report.read_text(encoding="utf-8"))
+    assert data["is_lossless"]
+    answers, tokens = (sum(row[key] for row in data["rows"]) for key in ("answers", "compared"))
+    for text in (README, RESULTS):
+        words = " ".join(text.read_text(encoding="utf-8").split())
+        assert f"{answers} answers" in words and f"{tokens:,} tokens" in words
+
+
 def test_every_picture_that_is_shown_is_there() -> None:
     shown = [
         line.partition("](")[2][:-1]
