@@ -216,7 +216,7 @@ class SuffixPool:
         try:
             with safe_open(file, framework="np") as stored:
                 metadata = stored.metadata() or {}
-                tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+                tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118  # safetensors' handle cannot be iterated
         except (SafetensorError, OSError) as error:
             raise CheckpointError(
                 f"{file} is damaged or no suffix pool ({error}); remove it or name another file"

@@ -50,7 +50,7 @@ class Connection(H11Protocol):
         self._sending = Timer()  # until the client takes bytes
         self._is_refused = False
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn narrows it too
         super().connection_made(transport)
         self._await_head()
 

@@ -65,7 +65,7 @@ class CompositeDrafter(Drafter):
         """Tell every drafter."""
         self._active[request.request_id] = list(self.drafters)
         for drafter in self.drafters:
-            self._guarded(drafter, request, lambda d=drafter: d.admit(request))  # type: ignore[misc]
+            self._guarded(drafter, request, lambda d=drafter: d.admit(request))  # type: ignore[misc]  # mypy sees no type in a lambda's default
 
     def draft(self, steps: Sequence[DecodeStep]) -> list[DraftTree]:
         """Per step all nodes of the drafters that it asks; the controller chooses among them."""
@@ -94,7 +94,7 @@ class CompositeDrafter(Drafter):
             self._guarded(
                 drafter,
                 request,
-                lambda d=drafter: d.observe(request, verdict, hidden if d.needs_hidden else None),  # type: ignore[misc]
+                lambda d=drafter: d.observe(request, verdict, hidden if d.needs_hidden else None),  # type: ignore[misc]  # mypy sees no type in a lambda's default
             )
 
     def release(self, request: Request) -> None:

@@ -96,7 +96,7 @@ class Drafter(ABC):
         is, between 0 and 1: trees of several drafters are merged by it.
         """
 
-    def observe(  # noqa: B027
+    def observe(  # noqa: B027  # not every drafter needs it
         self, request: Request, verdict: Verdict, hidden: Tensor | None
     ) -> None:
         """Learn what was accepted; the request's tokens already hold it.
@@ -106,10 +106,10 @@ class Drafter(ABC):
         whose logits chose the bonus token.
         """
 
-    def release(self, request: Request) -> None:  # noqa: B027
+    def release(self, request: Request) -> None:  # noqa: B027  # not every drafter needs it
         """Forget a request."""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:  # noqa: B027  # not every drafter needs it
         """The engine ends: write what should outlive it."""
 
 

@@ -17,7 +17,7 @@ if not torch.cuda.is_available():
 torch.set_num_threads(1)
 
 from specdec.errors import UsageError  # noqa: E402  # defines kernels
-from tests.toy import Form, default_form  # noqa: E402
+from tests.toy import Form, default_form  # noqa: E402  # after the variable above is set
 
 
 @pytest.fixture(params=[Form("torch"), Form("native")], ids=lambda form: form.backend)

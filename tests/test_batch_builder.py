@@ -33,7 +33,7 @@ def parts(draw: st.DrawFn) -> dict[str, object]:
 def test_every_row_stands_where_its_request_has_it(made: list[dict[str, object]]) -> None:
     builder = BatchBuilder(BLOCK)
     for part in made:
-        builder.add(**part)  # type: ignore[arg-type]
+        builder.add(**part)  # type: ignore[arg-type]  # mixed keywords
     batch = builder.build()
     rows = list(zip(batch.token_ids, batch.positions, batch.slots, strict=True))
     logit_rows, first_logit = [], [0]

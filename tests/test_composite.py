@@ -141,7 +141,7 @@ class FaultyDrafter(ChainDrafter):
         if any(self._is_due("draft", each.request) for each in steps):
             raise IndexError("lost")
         if any(self._is_due("type", each.request) for each in steps):
-            return None  # type: ignore[return-value]
+            return None  # type: ignore[return-value]  # a drafter that breaks its contract
         if any(self._is_due("number", each.request) for each in steps):
             return drafted[:-1]
         return drafted

@@ -268,7 +268,7 @@ def sampled_trees() -> Iterator[tuple[float, Callable[[TokenIds], DraftTree]]]:
             tree = DraftTree((0, a, b, c), (-1, 0, 0, 2), (1.0,) * 4, (("toy",),) * 4, probs)
             yield (
                 float(q[0, a] * q[0, b] / (1 - q[0, a]) * q[2, c]),
-                lambda prefix, t=tree: DraftTree.root_only(0) if prefix else t,  # type: ignore[misc]
+                lambda prefix, t=tree: DraftTree.root_only(0) if prefix else t,  # type: ignore[misc]  # mypy sees no type in a lambda's default
             )
 
 

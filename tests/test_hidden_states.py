@@ -67,7 +67,7 @@ def test_states_are_those_of_the_root_and_of_the_accepted_nodes() -> None:
         steps.append((batch, TargetOutput(output.logits.clone(), output.hidden.clone())))
         return output
 
-    engine.runner.forward = recorded  # type: ignore[method-assign]
+    engine.runner.forward = recorded  # type: ignore[method-assign]  # to see what the engine does
     requests = requests_of(*PROMPTS)
     run_all(engine, requests)
     head = RandomTensors(CONFIG, 0).get("model.embed_tokens.weight")  # tied

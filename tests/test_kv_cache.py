@@ -182,7 +182,7 @@ def prefilled(token_ids: list[int], num_tokens: int) -> Tensor:
 @pytest.mark.parametrize("drafter_seed", range(4))
 def test_committed_equals_a_fresh_prefill(params: dict[str, float], drafter_seed: int) -> None:
     """Accepted nodes are computed off their place and moved; not one bit may tell."""
-    settings = SamplingParams(max_tokens=40, ignore_eos=True, **params)  # type: ignore[arg-type]
+    settings = SamplingParams(max_tokens=40, ignore_eos=True, **params)  # type: ignore[arg-type]  # mixed keywords
     prompt = (3, 1, 4, 1, 5)
     reference = Request("r", prompt, settings)
     run_all(toy_engine(), [reference])

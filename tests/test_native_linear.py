@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec.native_linear import NativeLinear
 from specdec.native_model import NativeModel
-from tests.native_oracle import UNIT, bf16
+from tests.native_oracle import UNIT, bf16, stored
 from tests.native_session import SMALL, NativeSession
 
 PRECISIONS = ("fp32", "bf16", "int8")
@@ -46,6 +46,22 @@ def test_products_are_those_of_the_stored_weight(
     want = x.double() @ weight.double().t()
     bound = (in_features + 2) * UNIT * (x.abs().double() @ weight.abs().double().t())
     assert ((y - want).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+@settings(deadline=None, max_examples=40)
+@given(num_rows=st.integers(1, 40), num_groups=st.integers(1, 9), seed=st.integers(0, 2**31))
+def test_integers_times_rows_are_theirs_and_the_same_bits_alone(
+    model: NativeModel, precision: str, num_rows: int, num_groups: int, seed: int
+) -> None:
+    """Groups of 32 features have a scale each; they are done several at a time."""
+    weight, x = random(seed, 20, 32 * num_groups), bf16(random(seed + 1, num_rows, 32 * num_groups))
+    linear = NativeLinear(model._library, model._forward, weight, precision, owner=model)
+    y, packed = linear(x), stored(weight, precision)
+    bound = (weight.shape[1] + 4) * UNIT * (x.abs().double() @ packed.magnitudes.t())
+    assert ((y - x.double() @ packed.values.t()).abs() <= bound).all()
+    for first, last in [(0, 1), (num_rows // 2, num_rows)]:
+        assert torch.equal(linear(x[first:last]), y[first:last])
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it(model: NativeModel) -> None:

@@ -26,6 +26,8 @@ from tests.native_session import (
 FAMILIES = ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"]
 WINDOWS = [1, 2, 15, 16, 17, 40, 100, 255, 256, 257, 300]  # across tiles of 16 and chunks of 256
 
+RATIOS = st.sampled_from([15, 16, 17])  # query heads of a key head: around a tile of 16
+
 precisions = pytest.mark.parametrize("precision", PRECISIONS)
 kv_precisions = pytest.mark.parametrize("kv", KV_PRECISIONS)
 
@@ -33,12 +35,12 @@ kv_precisions = pytest.mark.parametrize("kv", KV_PRECISIONS)
 @st.composite
 def shapes(draw: st.DrawFn) -> dict[str, Any]:
     """A config.json; few of its sizes are multiples of 16 or 32."""
-    num_kv_heads, ratio = draw(st.integers(1, 3)), draw(st.integers(1, 7))
+    num_kv_heads, ratio = draw(st.integers(1, 3)), draw(st.integers(1, 7) | RATIOS)
     fields = {
         "architectures": [draw(st.sampled_from(FAMILIES))],
         "vocab_size": draw(st.integers(2, 150)),
         "hidden_size": draw(st.integers(5, 120)),
-        "intermediate_size": draw(st.integers(5, 120)),
+        "intermediate_size": draw(st.integers(5, 300)),
         "num_hidden_layers": draw(st.integers(1, 2)),
         "num_attention_heads": num_kv_heads * ratio,
         "num_key_value_heads": num_kv_heads,

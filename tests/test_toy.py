@@ -23,7 +23,7 @@ def test_branches_are_accepted_and_moved() -> None:
     engine = toy_engine(drafter=TruthDrafter({"r0": truth}, 3, hit_rate=0.8), node_budget=30)
     moves: list[int] = []
     move = engine.runner.kv_cache.move
-    engine.runner.kv_cache.move = lambda src, dst: (moves.append(len(src)), move(src, dst))[1]  # type: ignore[func-returns-value, method-assign]
+    engine.runner.kv_cache.move = lambda src, dst: (moves.append(len(src)), move(src, dst))[1]  # type: ignore[func-returns-value, method-assign]  # to see what the engine does
     run_all(engine, [drafted])
     assert tuple(drafted.output_ids) == truth
     assert drafted.stats.tokens_per_step > 2

@@ -34,7 +34,7 @@ def cost(row_s: float = 0.0, max_requests: int = 64) -> StepCost:
 def adaptive(
     costs: StepCost, *drafters: str, node_budget: int = 16, **settings: object
 ) -> AdaptiveController:
-    return AdaptiveController(costs, drafters, node_budget=node_budget, **settings)  # type: ignore[arg-type]
+    return AdaptiveController(costs, drafters, node_budget=node_budget, **settings)  # type: ignore[arg-type]  # mixed keywords
 
 
 def chain(

@@ -102,7 +102,7 @@ def read_shard(file: Path, hidden_size: int, vocab_size: int) -> list[TrainingSe
     """The sequences of one shard. Raises CheckpointError if it is damaged or of another target."""
     try:
         with safe_open(file, framework="pt") as shard:
-            tensors = {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118
+            tensors = {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118  # safetensors' handle cannot be iterated
             tasks = json.loads((shard.metadata() or {}).get("tasks", "[]"))
         starts, output_starts = tensors["sequence_starts"], tensors["output_starts"]
         token_ids, hidden = tensors["token_ids"], tensors["hidden"]

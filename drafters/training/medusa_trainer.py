@@ -44,7 +44,7 @@ class MedusaTrainer:
             "layers": blank.layers,
             "biases": blank.biases,
             "roots": blank.roots,  # type: ignore[dict-item]  # blank heads are grounded
-            "parents": blank.parents,  # type: ignore[dict-item]
+            "parents": blank.parents,  # type: ignore[dict-item]  # likewise
         }
         for name, tensor in self.parameters.items():
             self.parameters[name] = tensor.to(device).requires_grad_()

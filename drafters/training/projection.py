@@ -85,7 +85,7 @@ class DraftProjection:
         places in the draft vocabulary, -1 = outside, where only the soft part counts; mask:
         [n], 0 for rows that do not count.
         """
-        loss: Tensor = _ProjectedLoss.apply(  # type: ignore[no-untyped-call]
+        loss: Tensor = _ProjectedLoss.apply(  # type: ignore[no-untyped-call]  # torch's apply has no types
             z, self.weight, soft, label, soft_share, mask
         )
         return loss

@@ -56,7 +56,7 @@ def load(
             _check(out, json.loads(metadata["identity"]), json.loads(json.dumps(identity)))
             position: dict[str, Any] = json.loads(metadata["position"])
             by_parameter: dict[str, dict[str, Tensor]] = {name: {} for name in parameters}
-            for key in saved.keys():  # noqa: SIM118
+            for key in saved.keys():  # noqa: SIM118  # safetensors' handle cannot be iterated
                 kind, _, name = key.partition("/")
                 by_parameter[name][kind] = saved.get_tensor(key).clone()
     except (SafetensorError, OSError, ValueError, KeyError) as error:

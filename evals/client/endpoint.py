@@ -137,7 +137,7 @@ class Endpoint:
             outcome, error = "error", f"{type(caught).__name__}: {caught}"[:_LONGEST_ERROR]
         except ValueError as caught:  # a line longer than aiohttp reads
             outcome, error = "error", f"the stream cannot be read: {caught}"[:_LONGEST_ERROR]
-        return reader.exchange(time.perf_counter(), status, outcome, error)  # type: ignore[arg-type]
+        return reader.exchange(time.perf_counter(), status, outcome, error)  # type: ignore[arg-type]  # the three words of Outcome
 
 
 class StreamReader:

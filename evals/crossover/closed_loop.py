@@ -32,7 +32,7 @@ class ClosedLoop:
         self._engine = engine
         self._packed: tuple[StepPlan, Sequence[DraftTree], int] | None = None
         self._pack = engine.runner.pack
-        engine.runner.pack = self._noted  # type: ignore[method-assign]
+        engine.runner.pack = self._noted  # type: ignore[method-assign]  # to see what the engine does
 
     def _noted(self, plan: StepPlan, trees: Sequence[DraftTree]) -> Batch:
         batch = self._pack(plan, trees)

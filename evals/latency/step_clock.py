@@ -60,7 +60,7 @@ class StepClock:
         for owner, part in zip(owners, PARTS, strict=True):
             setattr(owner, part, self._timed(part, getattr(owner, part)))
         self._step = engine.step
-        engine.step = self._timed_step  # type: ignore[method-assign]
+        engine.step = self._timed_step  # type: ignore[method-assign]  # to see what the engine does
 
     def _timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any) -> Any:

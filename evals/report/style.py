@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from textwrap import wrap
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -14,6 +15,7 @@ from specdec.evals.report.machine import machine_line
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+_LETTERS_PER_INCH = 12  # of a title, the narrow and the wide
 _HATCHES = ("", "//", "..", "xx", "\\\\", "--", "oo")
 
 
@@ -47,9 +49,11 @@ def new_figure(
 ) -> Figure:
     """An empty figure, in inches, with its title and below that what `data` is from."""
     figure = Figure(figsize=(width, height), layout="constrained")
+    lines = [title]
     if "machine" in data:
-        title += f"\n{machine_line(data['machine'])}; {data['date']}"
-    figure.suptitle(title, fontsize="medium")
+        lines.append(f"{machine_line(data['machine'])}; {data['date']}")
+    wrapped = [part for line in lines for part in wrap(line, int(width * _LETTERS_PER_INCH))]
+    figure.suptitle("\n".join(wrapped), fontsize="medium")
     return figure
 
 

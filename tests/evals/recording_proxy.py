@@ -53,7 +53,7 @@ class RecordingProxy:
             raw = b"".join(data for _, data in connection.answers)
             reader = _Unclosed(raw)
             while reader.tell() < len(raw):
-                answer = http.client.HTTPResponse(_Bytes(reader))  # type: ignore[arg-type]
+                answer = http.client.HTTPResponse(_Bytes(reader))  # type: ignore[arg-type]  # has all that is read of a socket
                 answer.begin()
                 body = answer.read()
                 if answer.status == 200 and b"data: [DONE]" in body:

@@ -139,7 +139,7 @@ class Other:
         return Exchange(
             0.0,
             1.0,
-            "error" if is_long else self.outcome,  # type: ignore[arg-type]
+            "error" if is_long else self.outcome,  # type: ignore[arg-type]  # one of the words of Outcome
             400 if is_long else self.status,
             "longer than the context" if is_long else self.error,
             (Arrival(0.2, None), Arrival(0.9, None)),

@@ -121,7 +121,7 @@ def test_an_engine_and_clients_that_saw_the_same_count_the_same() -> None:
 # --- servers ---
 
 
-def test_a_server_has_so_many_clients_all_the_time(host: Start) -> None:  # noqa: F811
+def test_a_server_has_so_many_clients_all_the_time(host: Start) -> None:  # noqa: F811  # a fixture
     served = host()
     loop = ServerLoop(served.url)
     served.server.bodies.clear()
@@ -138,7 +138,7 @@ def test_a_server_has_so_many_clients_all_the_time(host: Start) -> None:  # noqa
     assert asked == {(one.prompt_ids, one.num_tokens, one.seed) for one in wanted}
 
 
-def test_a_server_that_fails_or_answers_in_another_length_is_told(host: Start) -> None:  # noqa: F811
+def test_a_server_that_fails_or_answers_in_another_length_is_told(host: Start) -> None:  # noqa: F811  # a fixture
     served = host()
     loop = ServerLoop(served.url)
     served.server.is_broken = True
@@ -164,7 +164,7 @@ def test_arrivals_that_nobody_counts_stand_for_as_many_each() -> None:
     assert (run.num_tokens, run.seconds) == (7 - 2, 2.0)
 
 
-def test_a_server_says_who_it_is(host: Start) -> None:  # noqa: F811
+def test_a_server_says_who_it_is(host: Start) -> None:  # noqa: F811  # a fixture
     """This one answers every GET like /v1/models, so that it has no version."""
     served = host()
     loop = ServerLoop(served.url)
@@ -185,7 +185,7 @@ def test_a_server_says_who_it_is(host: Start) -> None:  # noqa: F811
 def fake_openvino() -> dict[str, ModuleType]:
     """Its continuous batching as far as it is used: one token a step, with lookup up to three."""
     openvino, genai = ModuleType("openvino"), ModuleType("openvino_genai")
-    genai.made = []  # type: ignore[attr-defined]
+    genai.made = []  # type: ignore[attr-defined]  # a module in the making
 
     class Handle:
         def __init__(self, prompt: Any, config: Any) -> None:
@@ -233,7 +233,7 @@ def fake_openvino() -> dict[str, ModuleType]:
         def has_non_finished_requests(self) -> bool:
             return bool(self._left())
 
-    openvino.Tensor = lambda array: array.tolist()  # type: ignore[attr-defined]
+    openvino.Tensor = lambda array: array.tolist()  # type: ignore[attr-defined]  # a module in the making
     for name, value in {
         "ContinuousBatchingPipeline": Pipeline,
         "GenerationStatus": SimpleNamespace(RUNNING="running"),
@@ -334,7 +334,7 @@ def test_a_model_of_its_own_is_a_side_of_its_own(genai: Any, tmp_path: Path) -> 
         check_peers([f"openvino@{tmp_path / 'none'}"], setup)
 
 
-def test_a_server_goes_by_its_label(host: Start) -> None:  # noqa: F811
+def test_a_server_goes_by_its_label(host: Start) -> None:  # noqa: F811  # a fixture
     name = f"vllm ngram={host().url}"
     setup = PeerSetup("model", 0)
     loops = peer_loops([name], setup, check_peers([name], setup))

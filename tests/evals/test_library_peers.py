@@ -68,7 +68,7 @@ def test_transformers_lookup_brings_several_tokens_at_once(folder: Path) -> None
 def fake_openvino() -> dict[str, ModuleType]:
     """OpenVINO GenAI's interface as far as it is used: single tokens, then vectors of them."""
     openvino, genai = ModuleType("openvino"), ModuleType("openvino_genai")
-    genai.made, genai.asked = [], []  # type: ignore[attr-defined]
+    genai.made, genai.asked = [], []  # type: ignore[attr-defined]  # a module in the making
 
     class Pipeline:
         def __init__(self, folder: str, device: str, **options: Any) -> None:
@@ -84,7 +84,7 @@ def fake_openvino() -> dict[str, ModuleType]:
             streamer.end()
             return SimpleNamespace(tokens=[tokens])
 
-    openvino.Tensor = lambda array: array.tolist()  # type: ignore[attr-defined]
+    openvino.Tensor = lambda array: array.tolist()  # type: ignore[attr-defined]  # a module in the making
     for name, value in {
         "LLMPipeline": Pipeline,
         "StreamerBase": object,
@@ -146,7 +146,7 @@ def fake_llama() -> dict[str, ModuleType]:
     """llama-cpp-python's interface as far as it is used: each forward brings two tokens where it
     drafts, one where it does not."""
     llama_cpp, speculative = ModuleType("llama_cpp"), ModuleType("llama_cpp.llama_speculative")
-    llama_cpp.made = []  # type: ignore[attr-defined]
+    llama_cpp.made = []  # type: ignore[attr-defined]  # a module in the making
 
     class Llama:
         def __init__(self, file: str, **options: Any) -> None:
@@ -173,8 +173,8 @@ def fake_llama() -> dict[str, ModuleType]:
                     yield token
                     token += 1
 
-    llama_cpp.Llama = Llama  # type: ignore[attr-defined]
-    speculative.LlamaPromptLookupDecoding = SimpleNamespace  # type: ignore[attr-defined]
+    llama_cpp.Llama = Llama  # type: ignore[attr-defined]  # a module in the making
+    speculative.LlamaPromptLookupDecoding = SimpleNamespace  # type: ignore[attr-defined]  # a module in the making
     return {"llama_cpp": llama_cpp, "llama_cpp.llama_speculative": speculative}
 
 

@@ -126,7 +126,7 @@ def test_an_answer_that_ends_early_is_a_fault(
     end = InProcess._answer
 
     def cut(self: InProcess, question: Question, request: object) -> Answer:
-        whole = end(self, question, request)  # type: ignore[arg-type]
+        whole = end(self, question, request)  # type: ignore[arg-type]  # called as the original is
         return (
             replace(whole, token_ids=(whole.token_ids or ())[:7]) if whole.num_accepted else whole
         )
@@ -257,7 +257,7 @@ def test_an_interrupted_run_goes_on(
 
     def noted(self: InProcess, setting: str, items: Sequence[Asked], *rest: object) -> None:
         asked.extend(f"{setting}, {item.question.key}" for item in items)
-        ask(self, setting, items, *rest)  # type: ignore[arg-type]
+        ask(self, setting, items, *rest)  # type: ignore[arg-type]  # called as the original is
 
     monkeypatch.setattr(InProcess, "ask", noted)
     with Journal(file, {}) as journal:

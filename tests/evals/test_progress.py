@@ -32,7 +32,7 @@ def test_where_there_is_no_terminal_a_line_now_and_then_says_what_is_left(
 
 def test_on_a_terminal_names_are_not_taken_for_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = StringIO()
-    screen.isatty = lambda: True  # type: ignore[method-assign]
+    screen.isatty = lambda: True  # type: ignore[method-assign]  # a terminal for once
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(

@@ -148,7 +148,7 @@ def test_refusals(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no token to predict"):
         evaluate(config, {"a": "x"}, ("fp32",), ("auto",))
     with pytest.raises(UsageError, match="unknown weights 'int3'"):
-        evaluate(config, {"a": TEXT}, ("int3",), ("auto",))  # type: ignore[arg-type]
+        evaluate(config, {"a": TEXT}, ("int3",), ("auto",))  # type: ignore[arg-type]  # keywords as the command line has them
     with pytest.raises(UsageError, match="int8 weights are served on a CPU by --backend native"):
         evaluate(config, {"a": TEXT}, ("int8",), ("auto",))
     loaded = replace(load_model(config), tokenizer=None)
@@ -165,13 +165,13 @@ def test_the_command_prints_a_table_or_json(
     path = tmp_path / "text.txt"
     path.write_text(TEXT)
     arguments = {"text": [path], "weights": "fp32,bf16", "backend": "torch", "model": str(folder)}
-    eval_commands.quantization(**arguments, out=tmp_path / "out")  # type: ignore[arg-type]
+    eval_commands.quantization(**arguments, out=tmp_path / "out")  # type: ignore[arg-type]  # keywords as the command line has them
     assert capsys.readouterr().out.startswith(f"Quantisation: {folder} on {path}\n")
     written = {file.name for file in (tmp_path / "out").iterdir()}
     assert {"quantization.json", "quantization-perplexity.png"} <= written
-    eval_commands.quantization(**arguments, as_json=True)  # type: ignore[arg-type]
+    eval_commands.quantization(**arguments, as_json=True)  # type: ignore[arg-type]  # keywords as the command line has them
     report = json.loads(capsys.readouterr().out)
     assert [row["weights"] for row in report["variants"]] == ["fp32", "bf16"]
     assert report["texts"] == [str(path)]
     with pytest.raises(UsageError, match="unknown weights ''"):
-        eval_commands.quantization(**{**arguments, "weights": "fp32,"})  # type: ignore[arg-type]
+        eval_commands.quantization(**{**arguments, "weights": "fp32,"})  # type: ignore[arg-type]  # keywords as the command line has them

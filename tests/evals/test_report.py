@@ -16,6 +16,7 @@ import matplotlib.image
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from specdec.errors import SpecdecError, UsageError
@@ -65,6 +66,16 @@ def drawn() -> Figure:
     axes.bar([1, 2], [3, 4], **bar_style(1))
     tidy(axes)
     return figure
+
+
+@pytest.mark.parametrize("width", [5.0, 8.0, 11.2])
+def test_a_title_is_not_wider_than_its_figure(width: float) -> None:
+    machine = {**DATA["machine"], "versions": {f"a-long-package-{n}": "2026.4.1" for n in range(6)}}
+    figure = new_figure("Words and more of them " * 8, {**DATA, "machine": machine}, width=width)
+    FigureCanvasAgg(figure).draw()
+    [title] = figure.texts
+    bounds = title.get_window_extent()
+    assert bounds.x0 >= 0 and bounds.x1 <= figure.bbox.width
 
 
 TABLE = Table("rows", ("task", "x"), [(NASTY, 1.23456789), ("b", None)], note="What <they> mean.")

@@ -48,7 +48,7 @@ class Served(BaseHTTPRequestHandler):
             if body.get("return_token_ids"):
                 choice["token_ids"] = ids
             usage = {"prompt_tokens": 3, "completion_tokens": done + len(ids)}
-            usage["prompt_tokens_details"] = {"cached_tokens": 2}  # type: ignore[assignment]
+            usage["prompt_tokens_details"] = {"cached_tokens": 2}  # type: ignore[assignment]  # JSON
             chunks.append(json.dumps({"choices": [choice], "usage": usage}))
         self._send(200, "".join(f"data: {chunk}\n\n" for chunk in [*chunks, "[DONE]"]))
 

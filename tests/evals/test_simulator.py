@@ -37,7 +37,7 @@ FLAT = VirtualMachine("flat", 1.0, lambda rows: 1.0)
 
 
 def chain_of(chance: float, depth: int, **cost: float) -> Population:
-    drafter = SimulatedDrafter("chain", quality=chance, max_depth=depth, **cost)  # type: ignore[arg-type]
+    drafter = SimulatedDrafter("chain", quality=chance, max_depth=depth, **cost)  # type: ignore[arg-type]  # mixed keywords
     return Population("chain", (drafter,), CERTAIN)
 
 

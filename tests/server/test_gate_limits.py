@@ -180,7 +180,7 @@ def test_a_full_queue_is_503_at_once(own_server: Callable[..., RunningServer]) -
     ]
     for number, thread in enumerate(waiting):
         thread.start()
-        server.eventually(lambda n=number: len(server.journal("add")) == (1, 3)[n])  # type: ignore[misc]
+        server.eventually(lambda n=number: len(server.journal("add")) == (1, 3)[n])  # type: ignore[misc]  # mypy sees no type in a lambda's default
     num_added = len(server.journal("add"))
     check_refusal(server.post("/v1/completions", ask()), 503, "server_error", "overloaded")
     chat = {"model": "toy", "messages": [{"role": "user", "content": "hi"}], "stream": True}

@@ -47,7 +47,7 @@ CONTRASTS = """() => {
     if (node.placeholder) look(node, node.placeholder, getComputedStyle(node, "::placeholder"));
   }
   return found;
-}"""  # noqa: E501
+}"""  # noqa: E501  # JavaScript
 
 STYLES = """nodes => nodes.map((node) => {
   const ink = getComputedStyle(node.querySelector(".ink"));

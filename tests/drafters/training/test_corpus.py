@@ -148,7 +148,7 @@ def test_an_epoch_has_every_sequence_once(unit: str) -> None:
     own = sequences(50)
 
     def batches(seed: int, epoch: int) -> list[list[int]]:
-        return order(own, seed=seed, epoch=epoch, batch_tokens=70, unit=unit)  # type: ignore[arg-type]
+        return order(own, seed=seed, epoch=epoch, batch_tokens=70, unit=unit)  # type: ignore[arg-type]  # the parameters are of its words
 
     first = batches(3, 0)
     assert sorted(index for batch in first for index in batch) == list(range(50))

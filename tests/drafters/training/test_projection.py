@@ -33,7 +33,7 @@ def sequence(output: Tensor, hidden: Tensor | None = None) -> TrainingSequence:
 
 @pytest.fixture(params=[None, CHOSEN], ids=["all tokens", "draft vocabulary"])
 def vocabulary(request: pytest.FixtureRequest) -> Tensor | None:
-    return request.param  # type: ignore[no-any-return]
+    return request.param  # type: ignore[no-any-return]  # pytest's param has no type
 
 
 @pytest.mark.parametrize("soft_share", [0.0, 0.3, 1.0])

@@ -94,7 +94,7 @@ def test_what_is_saved_is_a_llama_that_guesses_the_same(place: Workplace, tmp_pa
     assert config["ranks"] == [[0.5]]
     assert ModelConfig.from_checkpoint(config) == own.config
     saved = load_file(tmp_path / WEIGHTS_FILE)
-    assert torch.equal(saved.pop("vocabulary"), place.projection.vocabulary.int())  # type: ignore[union-attr]
+    assert torch.equal(saved.pop("vocabulary"), place.projection.vocabulary.int())  # type: ignore[union-attr]  # this one has a projection
     fields = {name: config[name] for name in CONFIG if name != "architectures"}
     model = transformers_model(fields, {**saved, EMBEDDING: place.target.embedding})
     batch = place.corpus.training[:3]
