@@ -35,8 +35,10 @@ from specdec.step_cost import StepCost
 
 _CHECK_SECONDS = 0.3  # for a look at whether a cached table still holds
 _SAME_SCALE = 3.0  # a machine whose forwards take up to so many times as long is the same, busier
-_SAME_SHAPE = 1.5  # how much the ratio of many rows to few may differ; steps learn the rest
-_CHECK_ROWS = 16
+_SAME_SHAPE = (
+    1.5  # how much ratios of rows or requests, many to few, may differ; steps learn the rest
+)
+_CHECK_ROWS = 16  # of one request, and of as many
 _LONG_CONTEXT = 4096
 _MANY_REQUESTS = 8
 _FEW_ROWS = 64  # are known before more of them are tried
@@ -57,7 +59,7 @@ def measured_cost(
 
     Overwrites the KV cache, so call it before the first request, after `runner.warm_up`. What is
     measured is kept under `cache_folder()/step-cost`; what steps teach later is not, for a few
-    dozen steps teach it again. A cached table is compared with two forwards first. On a GPU one
+    dozen steps teach it again. A cached table is compared with three forwards first. On a GPU one
     forward may have to be compiled and recorded, which is not interrupted.
 
     Example: `measured_cost(engine.loaded, engine.runner, engine.config, seconds=1.0)`.
@@ -295,12 +297,15 @@ def _scale_now(cached: CostTable, timer: ForwardTimer) -> float | None:
     deadline = timer.clock() + _CHECK_SECONDS
     short, fewest = timer.short_context, cached.rows[0]
     most = [r for r in cached.rows if r <= max(_CHECK_ROWS, 4 * fewest)][-1]
+    many = min(_CHECK_ROWS, cached.requests[-1], timer.room - short)
     ratios: list[float] = []
-    for rows in (min(r, timer.room - short) for r in (fewest, most)):
+    for count, wanted in ((1, fewest), (1, most), (many, max(many, fewest))):
         if not ratios or timer.clock() < deadline:
-            seconds = timer.seconds(Forward(1, short, rows), deadline)
-            ratios.append(math.log(seconds / StepCost(cached).forward_s(1, short, rows)[rows]))
-    scale, shape = statistics.fmean(ratios), ratios[-1] - ratios[0]
-    if abs(scale) > math.log(_SAME_SCALE) or abs(shape) > math.log(_SAME_SHAPE):
+            rows = min(wanted, timer.room - short)
+            seconds = timer.seconds(Forward(count, short, rows), deadline)
+            expected = StepCost(cached).forward_s(count, short, rows)[rows]
+            ratios.append(math.log(seconds / expected))
+    scale, shape = statistics.fmean(ratios), max(ratios) - min(ratios)
+    if abs(scale) > math.log(_SAME_SCALE) or shape > math.log(_SAME_SHAPE):
         return None
     return math.exp(scale)

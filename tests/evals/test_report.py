@@ -72,7 +72,7 @@ def drawn() -> Figure:
 def test_a_title_is_not_wider_than_its_figure(width: float) -> None:
     machine = {**DATA["machine"], "versions": {f"a-long-package-{n}": "2026.4.1" for n in range(6)}}
     figure = new_figure("Words and more of them " * 8, {**DATA, "machine": machine}, width=width)
-    FigureCanvasAgg(figure).draw()
+    FigureCanvasAgg(figure).draw()  # type: ignore[no-untyped-call]  # matplotlib's is untyped
     [title] = figure.texts
     bounds = title.get_window_extent()
     assert bounds.x0 >= 0 and bounds.x1 <= figure.bbox.width
