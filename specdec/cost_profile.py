@@ -35,9 +35,7 @@ from specdec.step_cost import StepCost
 
 _CHECK_SECONDS = 0.3  # for a look at whether a cached table still holds
 _SAME_SCALE = 3.0  # a machine whose forwards take up to so many times as long is the same, busier
-_SAME_SHAPE = (
-    1.5  # how much ratios of rows or requests, many to few, may differ; steps learn the rest
-)
+_SAME_SHAPE = 1.5  # how much ratios of rows or requests may differ; steps learn the rest
 _CHECK_ROWS = 16  # of one request, and of as many
 _LONG_CONTEXT = 4096
 _MANY_REQUESTS = 8

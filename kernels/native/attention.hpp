@@ -199,8 +199,10 @@ private:
         const i32x16 lane =
             i32x16{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + base;
         const i32x16 is_hidden = (lane > position) | (lane < lowest(position));
-        for (int i = r * ratio; i < (r + 1) * ratio; i++)
-            store(products.score_of(i, t), is_hidden ? splat(NEVER) : load<f32x16>(products.score_of(i, t)));
+        for (int i = r * ratio; i < (r + 1) * ratio; i++) {
+            float *scores = products.score_of(i, t);
+            store(scores, is_hidden ? splat(NEVER) : load<f32x16>(scores));
+        }
     }
 
     // Scores of a query become weights relative to the greatest.
