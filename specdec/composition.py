@@ -19,7 +19,6 @@ from dataclasses import dataclass
 import torch
 
 from specdec.adaptive import MARGIN
-from specdec.cost_table import CONTEXTS
 from specdec.drafting import Drafter
 from specdec.limits import DEFAULT_NODE_BUDGET, MAX_NODE_BUDGET
 from specdec.params import SamplingParams
@@ -29,6 +28,7 @@ from specdec.step_cost import StepCost
 from specdec.verification import Verdict
 
 BUDGETS = tuple(2**power for power in range(2, MAX_NODE_BUDGET.bit_length()))
+CONTEXT = 512  # tokens of a chat
 SURE = 0.95  # acceptance of a text that is handed over and changed in one token of twenty
 _REPEATS = 5
 
@@ -92,7 +92,7 @@ def best_budget(cost: StepCost) -> int:
 
     Example: with rows that cost nothing it is the greatest of `BUDGETS`.
     """
-    seconds = cost.forward_s(1, CONTEXTS[0], 1 + BUDGETS[-1])
+    seconds = cost.forward_s(1, CONTEXT, 1 + BUDGETS[-1])
 
     def speed(num_nodes: int) -> float:
         tokens = (1 - SURE ** (num_nodes + 1)) / (1 - SURE)
@@ -106,7 +106,7 @@ def gain(worths: Sequence[float], cost: StepCost, own_s: float) -> float:
 
     worths: how often each of its best nodes is accepted, greatest first. own_s: its pass, seconds.
     """
-    seconds = cost.forward_s(1, CONTEXTS[0], 1 + len(worths))
+    seconds = cost.forward_s(1, CONTEXT, 1 + len(worths))
     tokens, best = 1.0, 0.0
     for num_nodes, worth in enumerate(worths, start=1):
         tokens += worth

@@ -5,7 +5,7 @@
                                      + row_key * rows * context     attending to them
                                      + request * requests           what a segment costs
 
-The last three are fitted, none negative, to a few forwards at a longer context and of more
+The last three are fitted, none negative, to a few forwards at longer contexts and of more
 requests.
 """
 
@@ -38,7 +38,7 @@ _SAME_SCALE = 3.0  # a machine whose forwards take up to so many times as long i
 _SAME_SHAPE = 1.5  # how much ratios of rows or requests may differ; steps learn the rest
 _CHECK_ROWS = 16  # of one request, and of as many
 _LONG_CONTEXT = 4096
-_MANY_REQUESTS = 8
+_MANY_REQUESTS = (8, 16)
 _FEW_ROWS = 64  # are known before more of them are tried
 _ROWS_TO_DOUBLE = 32  # on a CPU rows cost at least this, where they were not measured
 
@@ -264,16 +264,14 @@ def _forwards(timer: ForwardTimer, rows: Sequence[int], max_requests: int) -> li
     for r in few:
         if not coarse or r >= 4 * coarse[-1]:
             coarse.append(r)
-    num_requests = min(_MANY_REQUESTS, max_requests)
     others = []
     for r in (1, _CHECK_ROWS):
         long = min(_LONG_CONTEXT, timer.room - r)
         if long >= 2 * short:
             others.append(Forward(1, long, r))
-    if num_requests > 1:
-        most = min(rows[-1], num_requests * (timer.room - short))
-        many = (num_requests, 4 * num_requests)
-        others += [Forward(num_requests, short, r) for r in many if r <= most]
+    for n in sorted({min(n, max_requests) for n in _MANY_REQUESTS} - {1}):
+        many = (Forward(n, short, n), Forward(n, short, 4 * n), Forward(n, CONTEXTS[1], n))
+        others += [f for f in many if f.num_rows <= min(rows[-1], n * (timer.room - f.context))]
     others.sort(key=lambda forward: forward.num_rows)
     between = [r for r in reachable if r not in coarse]
     alone = [Forward(1, short, r) for r in (*coarse, *between)]

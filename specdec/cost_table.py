@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from specdec.cuda_graphs import ROW_BUCKETS, row_bucket
 
 # Tokens per request, its mean over a step. Shorter contexts cost as the first one does.
-CONTEXTS = (512, 2048, 8192, 32768, 131072)
+CONTEXTS = (128, 512, 2048, 8192, 32768, 131072)
 _CPU_POINTS = (17, 20, 28, 33, 36, 40, 56, 80)
 MIN_SECONDS, MAX_SECONDS = 1e-9, 1e5  # of one forward: what lies outside is no measurement
 

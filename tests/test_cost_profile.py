@@ -21,7 +21,7 @@ from specdec.cost_profile import (
     profile,
     rows_curve,
 )
-from specdec.cost_table import Curve, row_points
+from specdec.cost_table import CONTEXTS, Curve, row_points
 from specdec.cuda_graphs import row_bucket
 from specdec.kernels.batch import Batch
 from specdec.loading import LoadedModel, make_kv_cache
@@ -31,6 +31,7 @@ from specdec.target import PagedCache, Target, TargetOutput
 from tests.toy import Form, toy_model
 
 KEY_BYTES, WEIGHT_BYTES = 1_000, 1_000_000
+SHORT = CONTEXTS[0]  # what rows are measured at
 CHECKED = {1, 16}  # rows of the forwards that a cached table is compared with
 
 
@@ -117,7 +118,7 @@ def machine_curve(num_requests: int, context: int, num_rows: int) -> float:
 
 
 def one_row(cost: StepCost, num_rows: int) -> float:
-    return float(cost.forward_s(1, 512, 64)[num_rows])
+    return float(cost.forward_s(1, SHORT, 64)[num_rows])
 
 
 # Measuring.
@@ -125,7 +126,10 @@ def one_row(cost: StepCost, num_rows: int) -> float:
 
 def test_a_machine_of_the_assumed_kind_is_known_everywhere() -> None:
     cost = Machine(machine_curve).measure()
-    for num_requests, context in ((1, 512), (1, 5000), (3, 2000), (64, 1000)):
+    for num_requests, context in (
+        *((1, SHORT), (1, 400), (1, 5000)),
+        *((3, 2000), (16, 200), (64, 1000)),
+    ):
         found = cost.forward_s(num_requests, context, 256)
         for num_rows in (n for n in (1, 5, 16, 64, 200, 256) if n >= num_requests):
             expected = machine_curve(num_requests, context, num_rows)
@@ -142,7 +146,7 @@ def test_warm_ups_and_slow_forwards_do_not_count() -> None:
     machine.factor = factor
     cost = machine.profile(9.0)
     for num_rows in (1, 12, 64):
-        assert one_row(cost, num_rows) == pytest.approx(machine_curve(1, 512, num_rows))
+        assert one_row(cost, num_rows) == pytest.approx(machine_curve(1, SHORT, num_rows))
 
 
 @pytest.mark.parametrize("scale", [1, 10, 50, 300, 1000])
@@ -151,9 +155,9 @@ def test_a_profile_ends_in_time_whatever_the_machine(scale: int) -> None:
     started = machine.now
     cost = machine.measure(seconds=2.0)
     # The first forward is run once in any case; others are begun if they are thought to fit.
-    assert machine.now - started < 2.0 + machine.curve(1, 512, 1)
-    found = cost.forward_s(1, 512, 256)
-    assert found[1] == pytest.approx(machine.curve(1, 512, 1))
+    assert machine.now - started < 2.0 + machine.curve(1, SHORT, 1)
+    found = cost.forward_s(1, SHORT, 256)
+    assert found[1] == pytest.approx(machine.curve(1, SHORT, 1))
     assert (np.diff(found[1:]) > 0).all()
 
 
@@ -161,7 +165,7 @@ def test_what_was_not_reached_goes_on_as_before() -> None:
     machine = Machine(lambda n, c, r: 0.02 + 0.002 * r)
     cost = machine.profile(1.2, max_rows=256)
     assert max(machine.rows) < 256
-    assert cost.forward_s(1, 512, 256)[1:] == pytest.approx(0.02 + 0.002 * np.arange(1, 257))
+    assert cost.forward_s(1, SHORT, 256)[1:] == pytest.approx(0.02 + 0.002 * np.arange(1, 257))
 
 
 def test_without_time_for_long_contexts_keys_cost_what_their_bytes_do() -> None:
@@ -177,8 +181,8 @@ def test_a_staircase_is_measured_at_its_buckets(row_multiple: int) -> None:
 
     machine = Machine(stairs)
     cost = machine.profile(60.0, max_rows=300, is_staircase=True, row_multiple=row_multiple)
-    expected = [stairs(1, 512, num_rows) for num_rows in range(1, 257)]
-    assert cost.forward_s(1, 512, 256)[1:] == pytest.approx(expected, rel=1e-6)
+    expected = [stairs(1, SHORT, num_rows) for num_rows in range(1, 257)]
+    assert cost.forward_s(1, SHORT, 256)[1:] == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(("max_model_len", "num_blocks"), [(2, 8), (40, 2), (160, 512)])
@@ -310,7 +314,7 @@ def test_a_machine_that_differs_is_measured_again(other: Curve, is_same: bool) -
     cost = machine.measure()
     assert (set(machine.rows) == CHECKED) == is_same
     for num_rows in (1, 16, 64):  # one that is only slower is taken to be so throughout
-        assert one_row(cost, num_rows) == pytest.approx(other(1, 512, num_rows), rel=1e-6)
+        assert one_row(cost, num_rows) == pytest.approx(other(1, SHORT, num_rows), rel=1e-6)
 
 
 def test_a_model_is_known_by_its_numbers() -> None:

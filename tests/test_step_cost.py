@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specdec.cost_table import CONTEXTS
 from specdec.cuda_graphs import row_bucket
 from specdec.decision import StepTimes
 from specdec.step_cost import PerUnit, Steady, StepCost
@@ -88,7 +89,7 @@ def test_a_staircase_costs_what_its_bucket_costs() -> None:
 
 def test_short_contexts_cost_as_the_first_point() -> None:
     cost = make_cost()
-    assert (cost.forward_s(1, 3, 20) == cost.forward_s(1, 512, 20)).all()
+    assert (cost.forward_s(1, 3, 20) == cost.forward_s(1, CONTEXTS[0], 20)).all()
 
 
 def test_a_curve_that_falls_is_taken_to_be_level() -> None:
@@ -240,7 +241,7 @@ def test_prefill_before_any_is_what_as_many_rows_cost() -> None:
 
 def test_a_step_of_prefill_alone_reads_the_weights_too() -> None:
     cost = make_cost()
-    step(cost, 0, alone(1) + 0.02, num_requests=0, context=0, num_prefill=40)
+    step(cost, 0, affine(1, CONTEXTS[0], 1) + 0.02, num_requests=0, context=0, num_prefill=40)
     assert cost.prefill_s(40) == pytest.approx(0.02)
 
 
@@ -334,6 +335,7 @@ def test_what_is_known_reads_well() -> None:
         cost, 8, 0.02, num_requests=4, rest_s=1e-3, draft_s={"ngram": 1e-4}, num_asked={"ngram": 1}
     )
     shown = cost.curve()
-    assert [f["requests"] for f in shown["forwards"]] == [1, 4]
+    known = [(f["requests"], f["context"]) for f in shown["forwards"]]
+    assert known == [(1, CONTEXTS[0]), (1, 512), (4, 512)]
     assert shown["ask_1_ms"] == {"ngram": 0.1}
-    assert shown["forwards"][0]["rows_ms"]["1"] == pytest.approx(forward_s(cost, 1) * 1e3, abs=1e-4)
+    assert shown["forwards"][1]["rows_ms"]["1"] == pytest.approx(forward_s(cost, 1) * 1e3, abs=1e-4)

@@ -16,7 +16,6 @@ namespace specdec {
 
 constexpr int ROWS = 16;   // rows of a tile
 constexpr int GROUP = 32;  // input features that share a scale
-constexpr int MOST_GROUPED = 2;  // panels that are multiplied together
 constexpr int AHEAD = 8192;  // bytes from what is multiplied to what is fetched (docs/lab-log.md)
 
 inline int padded(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }

@@ -5,7 +5,7 @@
 // number of rows: where there is a unit all products in bf16 are its own, those of one row too.
 #pragma once
 
-#include <vector>
+#include <algorithm>
 
 #include "formats.hpp"
 #if defined(__AMX_BF16__)
@@ -25,22 +25,24 @@ inline const bool HAS_MATRIX_UNIT = [] {
 
 // Where one lives its thread can multiply up to `num_rows` rows at once, at most ROWS, over
 // `num_features` features, at most GROUP. Registers 0 to 3 hold sums [rows][LANES], 4 and 5 rows
-// [rows][features], 6 and 7 weights [features / 2][LANES][2]. Strides are in bytes.
+// [rows][features], 6 and 7 weights [features / 2][LANES][2]. With `num_more` rows of a second tile
+// registers 2, 3 and 5 are theirs. Strides are in bytes.
 class MatrixUnit {
 public:
     static constexpr int SUMS = 4;
 
-    explicit MatrixUnit(int num_rows, int num_features = GROUP) {
+    explicit MatrixUnit(int num_rows, int num_features = GROUP, int num_more = 0) {
         if (!HAS_MATRIX_UNIT) return;
         alignas(64) struct {
             uint8_t palette = 1, start_row = 0, reserved[14] = {};
             uint16_t bytes[16] = {};
             uint8_t lines[16] = {};
         } shape;
-        const int rows = num_rows < 1 ? 1 : num_rows < ROWS ? num_rows : ROWS;
+        const int rows = std::clamp(num_rows, 1, ROWS);
+        const int more = num_more > 0 ? std::min(num_more, ROWS) : rows;
         for (int i = 0; i < 8; i++) {
             shape.bytes[i] = i == 4 || i == 5 ? num_features * 2 : LANES * 4;
-            shape.lines[i] = i < 6 ? rows : num_features / 2;
+            shape.lines[i] = i > 5 ? num_features / 2 : i == 2 || i == 3 || i == 5 ? more : rows;
         }
         publish(&shape);
         _tile_loadconfig(&shape);
@@ -97,6 +99,23 @@ public:
         if constexpr (SUM == 3) _tile_dpbf16ps(3, 5, 7);
     }
 
+    // Add to sum N rows times weights, and to sum N + 2 a second tile's rows times the same.
+    template <int N>
+    static void add_two(const void *rows, const void *more, int64_t stride, const void *weights) {
+        publish(weights);
+        _tile_loadd(4, rows, stride);
+        _tile_loadd(5, more, stride);
+        if constexpr (N == 0) {
+            _tile_loadd(6, weights, LANES * 4);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(2, 5, 6);
+        } else {
+            _tile_loadd(7, weights, LANES * 4);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+
     template <int SUM>
     static void take(float *to, int64_t stride) {
         if constexpr (SUM == 0) _tile_stored(0, to, stride);
@@ -110,80 +129,92 @@ private:
     static void publish(const void *data) { asm volatile("" : : "r"(data) : "memory"); }
 };
 
-// A panel as the unit takes it; see VectorPanel.
+// A panel as the unit takes it; see VectorPanel. Two tiles are multiplied at once: what a group of
+// weights costs, they share. Groups add to, or set, two sums of each tile in turn.
 template <class W>
 class UnitPanel;
 
-// Groups add to four sums in turn, so that four products are in flight.
 template <>
 class UnitPanel<BF16> {
 public:
-    UnitPanel(const uint8_t *panel, int in, int, int) : panel(panel), num_groups(in / GROUP) {}
+    static constexpr int TILES = 2;
 
-    template <int M>
+    UnitPanel(const uint8_t *panel, int in) : panel(panel), num_groups(in / GROUP) {}
+
+    template <int M, int MORE = 0>
     void multiply(const uint8_t *tile, f32x16 *out) {
+        const Group *groups = (const Group *)tile, *more = groups + num_groups;
         alignas(64) f32x16 sums[MatrixUnit::SUMS][ROWS];
-        MatrixUnit::each_sum([](auto n) { MatrixUnit::clear<n>(); });
-        for (int i = 0; i < num_groups; i += MatrixUnit::SUMS)
-            MatrixUnit::each_sum([&](auto n) {
-                if (i + n < num_groups) add<n>((const BF16::Group *)tile, i + n);
-            });
-        MatrixUnit::each_sum([&](auto n) { MatrixUnit::take<n>(&sums[n][0][0], sizeof(f32x16)); });
-        for (int r = 0; r < M; r++)
-            out[r] = (sums[0][r] + sums[1][r]) + (sums[2][r] + sums[3][r]);
+        MatrixUnit::each_sum<USED<MORE>>([](auto n) { MatrixUnit::clear<n>(); });
+        for (int i = 0; i < num_groups; i += 2) {
+            add<0, MORE>(groups, more, i);
+            if (i + 1 < num_groups) add<1, MORE>(groups, more, i + 1);
+        }
+        MatrixUnit::each_sum<USED<MORE>>([&](auto n) {
+            MatrixUnit::take<n>(&sums[n][0][0], sizeof(f32x16));
+        });
+        for (int r = 0; r < M; r++) out[r] = sums[0][r] + sums[1][r];
+        for (int r = 0; r < MORE; r++) out[ROWS + r] = sums[2][r] + sums[3][r];
     }
 
 private:
+    using Group = BF16::Group;
+    template <int MORE>
+    static constexpr int USED = MORE ? 4 : 2;
     static constexpr int BYTES = GROUP * LANES * 2;
 
     const uint8_t *panel;
     const int num_groups;
 
-    template <int SUM>
-    void add(const BF16::Group *groups, int i) const {
+    template <int N, int MORE>
+    void add(const Group *groups, const Group *more, int i) const {
         const uint8_t *weights = panel + i * BYTES;
         for (int at = 0; at < BYTES; at += 64) __builtin_prefetch(weights + AHEAD + at, 0, 2);
-        MatrixUnit::add<SUM>(groups[i].pairs, sizeof groups->pairs[0], weights);
+        constexpr int64_t STRIDE = sizeof groups->pairs[0];
+        if constexpr (MORE) MatrixUnit::add_two<N>(groups[i].pairs, more[i].pairs, STRIDE, weights);
+        else MatrixUnit::add<N>(groups[i].pairs, STRIDE, weights);
     }
 };
 
 // Three groups are under way at a time: one is widened, one multiplied, one scaled, which each
-// group is on its own. For several tiles the widened panel is kept.
+// group is on its own. More tiles widen anew, which costs less than to keep all that is widened.
 template <class Record>
 class UnitPanel<Integers<Record>> {
 public:
-    UnitPanel(const uint8_t *panel, int in, int num_rows, int place)
-        : records((const Record *)panel), num_groups(in / GROUP) {
-        if (num_rows <= ROWS) return;
-        thread_local std::vector<Weights> kept[MOST_GROUPED];
-        if (kept[place].size() < (size_t)num_groups) kept[place].resize(num_groups);
-        weights = kept[place].data();
-        mask = ~0;
-    }
+    static constexpr int TILES = 2;
 
-    UnitPanel(const UnitPanel &) = delete;  // it points into itself
+    UnitPanel(const uint8_t *panel, int in)
+        : records((const Record *)panel), num_groups(in / GROUP) {}
 
-    template <int M>
+    template <int M, int MORE = 0>
     void multiply(const uint8_t *tile, f32x16 *out) {
-        const Group *groups = (const Group *)tile;
-        alignas(64) f32x16 sums[2][ROWS];
-        f32x16 acc[M] = {};
-        const auto take = [&](auto sum) {
-            MatrixUnit::take<sum>(&sums[sum][0][0], sizeof(f32x16));
+        const Group *groups = (const Group *)tile, *more = groups + num_groups;
+        alignas(64) f32x16 sums[MatrixUnit::SUMS][ROWS];
+        f32x16 acc[M + MORE] = {};
+        const auto take = [&]<int N>(std::integral_constant<int, N>) {
+            MatrixUnit::take<N>(&sums[N][0][0], sizeof(f32x16));
+            if constexpr (MORE) MatrixUnit::take<N + 2>(&sums[N + 2][0][0], sizeof(f32x16));
         };
         const auto scale = [&](int i) {
             const auto scale = records[i].scale();
             UNROLLED for (int r = 0; r < M; r++)
                 acc[r] = scale.apply(sums[i % 2][r], groups[i].sum[r], acc[r]);
+            UNROLLED for (int r = 0; r < MORE; r++)
+                acc[M + r] = scale.apply(sums[2 + i % 2][r], more[i].sum[r], acc[M + r]);
         };
-        const auto advance = [&]<int SUM>(std::integral_constant<int, SUM>, int i) {
+        const auto advance = [&]<int N>(std::integral_constant<int, N>, int i) {
             if (i + 1 < num_groups) widen(i + 1);
-            MatrixUnit::clear<SUM>();
-            MatrixUnit::add<SUM>(
-                groups[i].pairs, sizeof groups->pairs[0], weights[i & mask].pairs
-            );
+            const void *widened = weights[i % 2].pairs;
+            constexpr int64_t STRIDE = sizeof groups->pairs[0];
+            MatrixUnit::clear<N>();
+            if constexpr (MORE) {
+                MatrixUnit::clear<N + 2>();
+                MatrixUnit::add_two<N>(groups[i].pairs, more[i].pairs, STRIDE, widened);
+            } else {
+                MatrixUnit::add<N>(groups[i].pairs, STRIDE, widened);
+            }
             if (i == 0) return;
-            take(std::integral_constant<int, 1 - SUM>{});
+            take(std::integral_constant<int, 1 - N>{});
             scale(i - 1);
         };
         widen(0);
@@ -200,6 +231,7 @@ public:
         }
         scale(num_groups - 1);
         for (int r = 0; r < M; r++) out[r] = acc[r];
+        for (int r = 0; r < MORE; r++) out[ROWS + r] = acc[M + r];
     }
 
 private:
@@ -208,19 +240,14 @@ private:
         u32x16 pairs[GROUP / 2];
     };
 
-    Weights recent[4];
     const Record *records;
     const int num_groups;
-    Weights *weights = recent;
-    int mask = 3;
-    int num_widened = 0;
+    Weights weights[2];  // of this group and the next
 
     void widen(int i) {
-        if (i < num_widened) return;
         for (size_t at = 0; at < sizeof(Record); at += 64)
             __builtin_prefetch((const uint8_t *)(records + i) + AHEAD + at, 0, 2);
-        records[i].widen(weights[i & mask].pairs);
-        num_widened = i + 1;
+        records[i].widen(weights[i % 2].pairs);
     }
 };
 
@@ -229,7 +256,7 @@ private:
 constexpr bool HAS_MATRIX_UNIT = false;
 
 struct MatrixUnit {
-    explicit MatrixUnit(int, int = GROUP) {}  // does nothing
+    explicit MatrixUnit(int, int = GROUP, int = 0) {}  // does nothing
 };
 
 #endif

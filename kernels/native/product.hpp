@@ -23,12 +23,13 @@ inline void with_format(Format format, F use) {
     }
 }
 
-// A panel, to multiply the tiles of `num_rows` rows with; `place` tells apart those that a thread
-// has at once.
+// A panel, to multiply tiles with.
 template <class W>
 class VectorPanel {
 public:
-    VectorPanel(const uint8_t *panel, int in, int, int) : panel(panel), in(in) {}
+    static constexpr int TILES = 1;  // that are multiplied at once
+
+    VectorPanel(const uint8_t *panel, int in) : panel(panel), in(in) {}
 
     // out[r] holds LANES outputs of row r, of the first M rows of a tile.
     template <int M>
@@ -51,10 +52,19 @@ inline void with_panel(F use) {
     use(std::type_identity<VectorPanel<W>>{});
 }
 
-// out[r] holds LANES outputs of row r, of the first `rows` of a tile. Their number is rounded up to
-// one that is compiled; what stands in the rows beyond is not used.
+// out[r] holds LANES outputs of row r, of the first `rows` of as many tiles as the panel takes. Their
+// number is rounded up to one that is compiled; what stands in the rows beyond is not used.
 template <class Panel>
 __attribute__((noinline)) void multiply(Panel &panel, const uint8_t *tile, int rows, f32x16 *out) {
+    if constexpr (Panel::TILES == 2) {
+        const int more = rows - ROWS;
+        if (more > 12) return panel.template multiply<ROWS, 16>(tile, out);
+        if (more > 8) return panel.template multiply<ROWS, 12>(tile, out);
+        if (more > 4) return panel.template multiply<ROWS, 8>(tile, out);
+        if (more > 2) return panel.template multiply<ROWS, 4>(tile, out);
+        if (more > 1) return panel.template multiply<ROWS, 2>(tile, out);
+        if (more > 0) return panel.template multiply<ROWS, 1>(tile, out);
+    }
     if (rows == 1) panel.template multiply<1>(tile, out);
     else if (rows == 2) panel.template multiply<2>(tile, out);
     else if (rows == 3) panel.template multiply<3>(tile, out);
@@ -96,19 +106,19 @@ template <int GROUPED, class Take>
 inline void product(
     Team::Member &me, const Linear &linear, Tiles &tiles, int num_rows, Take take
 ) {
-    static_assert(GROUPED <= MOST_GROUPED);
     const auto run = [&]<class W, class Panel>(W, std::type_identity<Panel>) {
-        const MatrixUnit unit(num_rows);
+        constexpr int MOST = Panel::TILES * ROWS;
+        const MatrixUnit unit(num_rows, GROUP, MOST > ROWS ? num_rows - ROWS : 0);
         const int64_t panel_bytes = W::panel_bytes(linear.in);
         const int64_t tile_bytes = W::tile_bytes(linear.in);
         me.each(linear.out / LANES / GROUPED, [&](int item) {
             const uint8_t *at = linear.panels + item * GROUPED * panel_bytes;
             auto panels = [&]<int... K>(std::integer_sequence<int, K...>) {
-                return std::array{Panel(at + K * panel_bytes, linear.in, num_rows, K)...};
+                return std::array{Panel(at + K * panel_bytes, linear.in)...};
             }(std::make_integer_sequence<int, GROUPED>{});
-            for (int first = 0; first < num_rows; first += ROWS) {
-                const int rows = num_rows - first < ROWS ? num_rows - first : ROWS;
-                f32x16 sums[GROUPED][ROWS];
+            for (int first = 0; first < num_rows; first += MOST) {
+                const int rows = num_rows - first < MOST ? num_rows - first : MOST;
+                f32x16 sums[GROUPED][MOST];
                 for (int k = 0; k < GROUPED; k++) {
                     multiply(panels[k], tiles.tile(first, tile_bytes), rows, sums[k]);
                     if (linear.bias) {
