@@ -68,9 +68,9 @@ class ClosedLoop:
             for output in outputs:
                 if output.error is not None:
                     raise SpecdecError(output.error)
-                state.note(numbers[output.request_id], len(output.tokens), now)
-                if output.finish_reason is not None:
-                    state.end(numbers[output.request_id], now)
+                is_last = output.finish_reason is not None
+                state.note(numbers[output.request_id], len(output.tokens), now, is_last=is_last)
+                if is_last:
                     begin()
         for request in requests:
             engine.abort(request.request_id)  # those that ended are unknown to it

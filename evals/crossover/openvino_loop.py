@@ -80,10 +80,10 @@ class OpenVinoLoop:
             for number in list(handles):
                 new = _new_tokens(handles[number])
                 answers[number] += new
-                state.note(number, len(new), now)
                 wanted = tasks[number % len(tasks)].question.num_tokens
-                if len(answers[number]) == wanted:
-                    state.end(number, now)
+                is_last = len(answers[number]) == wanted
+                state.note(number, len(new), now, is_last=is_last)
+                if is_last:
                     del handles[number]
                     begin()
                 elif len(answers[number]) > wanted or _has_ended(handles[number]):

@@ -82,9 +82,7 @@ def replayed(exchanges: dict[int, Exchange], concurrency: int, num_requests: int
         for at, num_tokens, is_last in _arrivals(exchange)
     )
     for at, number, num_tokens, is_last in events:
-        state.note(number, num_tokens, at)
-        if is_last:
-            state.end(number, at)
+        state.note(number, num_tokens, at, is_last=is_last)
     return state.run([exchanges[number].token_ids for number in range(num_requests)])
 
 

@@ -85,8 +85,10 @@ class CrossoverSettings:
 
     @staticmethod
     def num_requests(concurrency: int, num_tasks: int) -> int:
-        """Requests that are counted in one run: every task as often, two per stream or more."""
-        return num_tasks * -(-2 * concurrency // num_tasks)
+        """Requests of one run: a first one per stream, then every task as often, two per stream or
+        more.
+        """
+        return concurrency + num_tasks * -(-2 * concurrency // num_tasks)
 
     def as_json(self) -> dict[str, Any]:
         """All of them, ready for JSON; of the samples a digest that tells them from others."""

@@ -1,11 +1,12 @@
 """SteadyState: the time in which so many streams are answered, and what arrives within it.
 
-It begins when every one of the first streams has a token, and ends when the last of the counted
-requests does; until then a stream that ends is followed by the tasks over again, so that the
-number of streams never falls. A run down to the last stream would mix all smaller concurrencies
+It begins when as many answers have ended as there are streams, and ends when the last of the
+counted requests does; until then a stream that ends is followed by the tasks over again, so that
+the number of streams never falls. A run down to the last stream would mix all smaller concurrencies
 into the figure, and by other shares on every side; a time that closes with the first stream that
-has no successor would leave most of the answers out. Since the first prompts are read before it
-begins, prompts weigh less than they do in the long run.
+has no successor would leave most of the answers out. From the end of answers to the end of others
+as many prompts are read as answers given, whether the streams keep step or not: from first tokens
+on, streams that keep step would have a round of prompts for nothing.
 """
 
 from __future__ import annotations
@@ -24,14 +25,13 @@ class SteadyState:
     Example:
         state = SteadyState(num_streams=8, num_requests=24)
         number = state.begin()
-        state.note(number, num_tokens=2, now=0.5)
-        state.end(number, now=0.5)
+        state.note(number, num_tokens=2, now=0.5, is_last=True)
     """
 
     def __init__(self, num_streams: int, num_requests: int) -> None:
-        assert num_requests >= num_streams, "the first streams must be counted"
+        assert num_requests > num_streams, "something must follow the first answers"
         self._num_requests = num_requests
-        self._silent = set(range(num_streams))  # of the first streams, those without a token
+        self._num_awaited = num_streams  # answers that end before it begins
         self._num_left = num_requests
         self._num_begun = 0
         self._begin_at = self._end_at = 0.0
@@ -39,8 +39,8 @@ class SteadyState:
 
     @property
     def is_steady(self) -> bool:
-        """Whether every one of the first streams has a token."""
-        return not self._silent
+        """Whether it has begun."""
+        return not self._num_awaited
 
     @property
     def is_over(self) -> bool:
@@ -52,18 +52,16 @@ class SteadyState:
         self._num_begun += 1
         return self._num_begun - 1
 
-    def note(self, number: int, num_tokens: int, now: float) -> None:
-        """Tokens of a request have arrived."""
-        if not num_tokens:
-            return
-        if self._silent:
-            self._silent.discard(number)
-            self._begin_at = now
-        elif now > self._begin_at and (not self.is_over or now == self._end_at):
+    def note(self, number: int, num_tokens: int, now: float, *, is_last: bool) -> None:
+        """Tokens of a request have arrived, perhaps its last ones."""
+        is_after = self.is_steady and now > self._begin_at
+        if is_after and (not self.is_over or now == self._end_at):
             self._num_tokens += num_tokens
-
-    def end(self, number: int, now: float) -> None:
-        """A request has ended, once its last tokens are noted."""
+        if not is_last:
+            return
+        if self._num_awaited:
+            self._num_awaited -= 1
+            self._begin_at = now
         if number < self._num_requests:
             self._num_left -= 1
             self._end_at = max(self._end_at, now)
@@ -77,6 +75,6 @@ class SteadyState:
         """
         assert self.is_over, "requests are still to end"
         seconds = self._end_at - self._begin_at
-        if self._silent or seconds <= 0:
-            raise SpecdecError("the answers ended before all streams had begun: allow more tokens")
+        if seconds <= 0:
+            raise SpecdecError("all answers ended at one moment: allow more tokens")
         return LoopRun(self._num_tokens, seconds, tuple(answers), tuple(steps))

@@ -148,7 +148,7 @@ def test_streams_must_fit_into_the_cache(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("num_streams", "num_tasks", "num_requests"),
-    [(1, 5, 5), (4, 5, 10), (16, 5, 35), (1, 1, 2), (16, 24, 48)],
+    [(1, 5, 6), (4, 5, 14), (16, 5, 51), (1, 1, 3), (16, 24, 64)],
 )
 def test_every_task_is_counted_as_often(
     num_streams: int, num_tasks: int, num_requests: int
