@@ -85,10 +85,10 @@ class CrossoverSettings:
 
     @staticmethod
     def num_requests(concurrency: int, num_tasks: int) -> int:
-        """Requests of one run: a first one per stream, then every task as often, two per stream or
-        more.
+        """Requests of one run: as many for each stream, three or more; behind the first ones at
+        least one of each task.
         """
-        return concurrency + num_tasks * -(-2 * concurrency // num_tasks)
+        return concurrency * (1 + max(2, -(-num_tasks // concurrency)))
 
     def as_json(self) -> dict[str, Any]:
         """All of them, ready for JSON; of the samples a digest that tells them from others."""

@@ -1,12 +1,11 @@
 """SteadyState: the time in which so many streams are answered, and what arrives within it.
 
-It begins when as many answers have ended as there are streams, and ends when the last of the
-counted requests does; until then a stream that ends is followed by the tasks over again, so that
-the number of streams never falls. A run down to the last stream would mix all smaller concurrencies
-into the figure, and by other shares on every side; a time that closes with the first stream that
-has no successor would leave most of the answers out. From the end of answers to the end of others
-as many prompts are read as answers given, whether the streams keep step or not: from first tokens
-on, streams that keep step would have a round of prompts for nothing.
+It begins when as many answers have ended as there are streams, and ends when so many times as many
+have; until then a stream that ends is followed by the tasks over again, so that the number of
+streams never falls. A run down to the last stream would mix all smaller concurrencies into the
+figure, and by other shares on every side; a time that closes with the first stream that has no
+successor would leave most of the answers out. Streams that keep step are in the same phase at both
+ends, so as many prompts are read as answers given, as it is with streams that do not.
 """
 
 from __future__ import annotations
@@ -29,22 +28,21 @@ class SteadyState:
     """
 
     def __init__(self, num_streams: int, num_requests: int) -> None:
-        assert num_requests > num_streams, "something must follow the first answers"
-        self._num_requests = num_requests
-        self._num_awaited = num_streams  # answers that end before it begins
+        assert num_requests >= 2 * num_streams, "something must follow the first answers"
+        self._num_streams, self._num_requests = num_streams, num_requests
         self._num_left = num_requests
-        self._num_begun = 0
+        self._num_begun = self._num_ended = 0
         self._begin_at = self._end_at = 0.0
         self._num_tokens = 0
 
     @property
     def is_steady(self) -> bool:
-        """Whether it has begun."""
-        return not self._num_awaited
+        """Whether it has begun and not ended."""
+        return self._num_streams <= self._num_ended < self._num_requests
 
     @property
     def is_over(self) -> bool:
-        """Whether all counted requests have ended."""
+        """Whether the first `num_requests` have ended, which may be later than as many have."""
         return not self._num_left
 
     def begin(self) -> int:
@@ -54,22 +52,22 @@ class SteadyState:
 
     def note(self, number: int, num_tokens: int, now: float, *, is_last: bool) -> None:
         """Tokens of a request have arrived, perhaps its last ones."""
-        is_after = self.is_steady and now > self._begin_at
-        if is_after and (not self.is_over or now == self._end_at):
+        is_within = self.is_steady or now == self._end_at
+        if is_within and now > self._begin_at:
             self._num_tokens += num_tokens
         if not is_last:
             return
-        if self._num_awaited:
-            self._num_awaited -= 1
+        self._num_ended += 1
+        self._num_left -= number < self._num_requests
+        if self._num_ended == self._num_streams:
             self._begin_at = now
-        if number < self._num_requests:
-            self._num_left -= 1
-            self._end_at = max(self._end_at, now)
+        if self._num_ended == self._num_requests:
+            self._end_at = now
 
     def run(
         self, answers: Sequence[tuple[int, ...] | None], steps: Sequence[LoopStep] = ()
     ) -> LoopRun:
-        """What arrived, once it is over; answers: of the counted requests, None if not told.
+        """What arrived, once it is over; answers: of the first requests, None if not told.
 
         Raises SpecdecError if no time was left to count in.
         """

@@ -25,7 +25,7 @@ def history(seed: int) -> tuple[int, int, Told]:
     """Streams that take the next request at the moment when theirs ends; steps bring 0 to 3."""
     rng = random.Random(seed)
     num_streams = rng.randint(1, 4)
-    num_requests = num_streams + rng.randint(1, 4)
+    num_requests = 2 * num_streams + rng.randint(0, 4)
     running = list(range(num_streams))
     left = {number: rng.randint(1, 6) for number in running}  # tokens by request
     told, now = Told(), 0.0
@@ -47,7 +47,7 @@ def defined(num_streams: int, num_requests: int, told: Told) -> tuple[int, float
     """Tokens and seconds by the words of steady_state.py, from the whole history."""
     ends = {number: at for at, number, brought in told if brought}  # of those that do end
     begin = sorted(ends.values())[num_streams - 1]
-    end = max(ends[number] for number in range(num_requests))
+    end = sorted(ends.values())[num_requests - 1]
     return sum(brought for at, _, brought in told if begin < at <= end), end - begin
 
 
