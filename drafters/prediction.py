@@ -33,19 +33,23 @@ class PredictionDrafter(Drafter):
 
     @classmethod
     def suits(cls, target: LoadedModel) -> bool:
-        """Any: it costs nothing where no text is predicted."""
+        """Any: it is not asked where no text is predicted."""
         return True
 
     def __init__(self) -> None:
         self._alignments: dict[str, Alignment] = {}
 
+    def serves(self, request: Request) -> bool:
+        """Where a text is predicted."""
+        return bool(request.prediction_ids)
+
     def draft(self, steps: Sequence[DecodeStep]) -> list[DraftTree]:
-        """One tree per step, root-only where no text is predicted or the answer is far from it."""
+        """One tree per step, root-only where the answer is far from the predicted text."""
         return [self._draft(step) for step in steps]
 
     def _draft(self, step: DecodeStep) -> DraftTree:
         request = step.request
-        if step.node_budget == 0 or not request.prediction_ids:
+        if step.node_budget == 0:
             return DraftTree.root_only(step.root)
         alignment = self._alignments.get(request.request_id)
         if alignment is None:

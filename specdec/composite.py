@@ -34,6 +34,7 @@ class CompositeDrafter(Drafter):
 
     def __init__(self, drafters: Sequence[Drafter], *, vocab_size: int) -> None:
         self.drafters = tuple(drafters)
+        self._observers = {d for d in drafters if type(d).observe is not Drafter.observe}
         self.needs_hidden = any(drafter.needs_hidden for drafter in drafters)
         self.num_bytes = sum(drafter.num_bytes for drafter in drafters)
         self.num_faults: Counter[str] = Counter()
@@ -62,9 +63,10 @@ class CompositeDrafter(Drafter):
         return cls(drafters, vocab_size=context.target.model.config.vocab_size)
 
     def admit(self, request: Request) -> None:
-        """Tell every drafter."""
-        self._active[request.request_id] = list(self.drafters)
-        for drafter in self.drafters:
+        """Tell every drafter that can guess for it."""
+        serving = [drafter for drafter in self.drafters if self._serves(drafter, request)]
+        self._active[request.request_id] = serving
+        for drafter in tuple(serving):
             self._guarded(drafter, request, lambda d=drafter: d.admit(request))  # type: ignore[misc]  # mypy sees no type in a lambda's default
 
     def draft(self, steps: Sequence[DecodeStep]) -> list[DraftTree]:
@@ -89,8 +91,12 @@ class CompositeDrafter(Drafter):
         return [join(step, own) for step, own in zip(steps, trees, strict=True)]
 
     def observe(self, request: Request, verdict: Verdict, hidden: Tensor | None) -> None:
-        """Tell the drafters that are still active for this request."""
+        """Tell the drafters that are still active for this request, if they want to be told."""
+        if not self._observers:
+            return
         for drafter in tuple(self._active[request.request_id]):
+            if drafter not in self._observers:
+                continue
             self._guarded(
                 drafter,
                 request,
@@ -109,6 +115,13 @@ class CompositeDrafter(Drafter):
         """Tell every drafter that the engine ends."""
         for drafter in self.drafters:
             drafter.close()
+
+    def _serves(self, drafter: Drafter, request: Request) -> bool:
+        try:
+            return drafter.serves(request)
+        except Exception as error:
+            self._report(drafter, request, error)
+            return False
 
     def _draft(self, drafter: Drafter, steps: Sequence[DecodeStep]) -> list[DraftTree | None]:
         """All steps at once; if that raises, one by one to find out whose fault it is."""

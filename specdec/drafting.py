@@ -82,6 +82,10 @@ class Drafter(ABC):
         """Whether `--drafter auto` considers it for this target."""
         return False
 
+    def serves(self, request: Request) -> bool:
+        """Whether it may have guesses for a request; if not, it is never asked or told of it."""
+        return True
+
     def admit(self, request: Request) -> None:  # noqa: B027  # most have nothing to do
         """Learn of a new request; its prompt is known, its output is empty."""
 

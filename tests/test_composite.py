@@ -259,6 +259,26 @@ def test_every_drafter_is_told_that_the_engine_ends() -> None:
     assert [drafter.seen for drafter in drafters] == [[("close", "a")], [("close", "b")]]
 
 
+@pytest.mark.parametrize("fault", ["", "ValueError: unknown"])
+def test_a_drafter_that_cannot_guess_for_a_request_is_left_alone(
+    fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Choosy(ChainDrafter):
+        def serves(self, request: Request) -> bool:
+            if fault and request.request_id == "bad":
+                raise ValueError("unknown")
+            return request.request_id != "bad"
+
+    choosy, sound = Choosy(TRUTHS, "choosy"), ChainDrafter(TRUTHS, reach=2)
+    engine = toy_engine(drafter=CompositeDrafter([choosy, sound], vocab_size=VOCAB), node_budget=4)
+    requests = [Request(name, prompt, params()) for name, prompt in PROMPTS.items()]
+    with caplog.at_level(logging.WARNING):
+        run_all(engine, requests)
+    assert {request.request_id: request.output_ids for request in requests} == TRUTHS
+    assert {of for _, of in choosy.seen} == set(PROMPTS) - {"bad"}
+    assert [fault in record.getMessage() for record in caplog.records] == [True] * bool(fault)
+
+
 def test_without_a_node_budget_no_drafter_is_asked() -> None:
     drafter = ChainDrafter(TRUTHS)
     composite = CompositeDrafter([drafter], vocab_size=VOCAB)

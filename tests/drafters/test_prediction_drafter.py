@@ -17,11 +17,14 @@ from tests.drafters.simulated_answer import draft, first_path, request
 from tests.toy import ALPHABET, EOS, run_all, toy_engine
 
 
-def test_without_a_prediction_there_is_only_the_root() -> None:
-    drafter, req = PredictionDrafter(), request(())
-    assert draft(drafter, req, 32).num_nodes == 1
-    assert not drafter._alignments
-    drafter.release(req)
+def test_without_a_prediction_it_is_not_asked() -> None:
+    requests = {name: Request(name, (1, 2, 3), SamplingParams(max_tokens=9)) for name in "ab"}
+    told = Request("told", (1, 2, 3), SamplingParams(max_tokens=9), prediction_ids=(5, 6, 7))
+    engine = toy_engine(drafter=PredictionDrafter(), node_budget=4)
+    run_all(engine, list(requests.values()))
+    assert not engine.drafter.num_steps
+    run_all(engine, [told])
+    assert engine.drafter.num_steps["prediction"]
 
 
 def test_a_budget_of_zero_gives_the_root_and_later_steps_catch_up() -> None:
