@@ -6,18 +6,21 @@ measured of it, priced with what steps cost on this machine, pays:
 
     gain = max over n of (1 + w_1 + ... + w_n) * cost(1 row) / (cost(1 + n rows) + its pass)
 
-with w_i the worth of its i-th best node, how often it is accepted.
+with w_i the worth of its i-th best node, how often it is accepted. What a pass is of a forward of
+one row is measured once and kept, so that the next start decides as this one.
 """
 
 from __future__ import annotations
 
-import statistics
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from specdec import machine_cache
 from specdec.adaptive import MARGIN
 from specdec.drafting import Drafter
 from specdec.limits import DEFAULT_NODE_BUDGET, MAX_NODE_BUDGET
@@ -31,6 +34,7 @@ BUDGETS = tuple(2**power for power in range(2, MAX_NODE_BUDGET.bit_length()))
 CONTEXT = 512  # tokens of a chat
 SURE = 0.95  # acceptance of a text that is handed over and changed in one token of twenty
 _REPEATS = 5
+_KIND = "drafter-pass"
 
 
 @dataclass(frozen=True)
@@ -57,18 +61,21 @@ def compose(
     hidden_size: int,
     is_open: bool,
     node_budget: int | None,
+    identity: Mapping[str, Any],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Composition:
     """Settle what is left open: the drafters where `is_open`, the node budget where it is None.
 
     cost: of steps; None where it is not measured, under fixed control. Then no trained drafter
-    stays, and the budget is `DEFAULT_NODE_BUDGET`.
+    stays, and the budget is `DEFAULT_NODE_BUDGET`. identity: all that step costs depend on.
     """
     reasons = []
     kept = list(drafters)
     if is_open:
         gains = {
-            drafter.name: gain(drafter.worths, cost, pass_s(drafter, hidden_size, clock))
+            drafter.name: gain(
+                drafter.worths, cost, _share(drafter, cost, hidden_size, identity, clock)
+            )
             for drafter in drafters
             if drafter.worths is not None and cost is not None
         }
@@ -101,21 +108,39 @@ def best_budget(cost: StepCost) -> int:
     return int(max(BUDGETS, key=speed))
 
 
-def gain(worths: Sequence[float], cost: StepCost, own_s: float) -> float:
+def gain(worths: Sequence[float], cost: StepCost, share: float) -> float:
     """Speed with a drafter's best nodes over plain decoding, at the number of nodes that is best.
 
-    worths: how often each of its best nodes is accepted, greatest first. own_s: its pass, seconds.
+    worths: how often each of its best nodes is accepted, greatest first. share: its pass, of a
+    forward of one row.
     """
     seconds = cost.forward_s(1, CONTEXT, 1 + len(worths))
     tokens, best = 1.0, 0.0
     for num_nodes, worth in enumerate(worths, start=1):
         tokens += worth
-        best = max(best, float(tokens * seconds[1] / (seconds[1 + num_nodes] + own_s)))
+        best = max(best, float(tokens / (seconds[1 + num_nodes] / seconds[1] + share)))
     return best
 
 
+def _share(
+    drafter: Drafter,
+    cost: StepCost,
+    hidden_size: int,
+    identity: Mapping[str, Any],
+    clock: Callable[[], float],
+) -> float:
+    """A drafter's pass, of a forward of one row, as it was measured first."""
+    key = {**identity, "drafter": drafter.name, "worths": list(drafter.worths or ())}
+    kept = machine_cache.load(_KIND, key)
+    if isinstance(kept, float) and 0 < kept < math.inf:
+        return kept
+    found = pass_s(drafter, hidden_size, clock) / float(cost.forward_s(1, CONTEXT, 1)[1])
+    machine_cache.save(_KIND, key, found)
+    return found
+
+
 def pass_s(drafter: Drafter, hidden_size: int, clock: Callable[[], float]) -> float:
-    """Seconds that asking a drafter for one request's tree takes: the median of a few times."""
+    """Seconds that asking a drafter for one request's tree takes: the least of a few times."""
     request = Request("rehearsal", tuple(range(8)), SamplingParams(seed=0))
     drafter.admit(request)
     hidden = torch.ones(1, hidden_size) if drafter.needs_hidden else None
@@ -126,4 +151,4 @@ def pass_s(drafter: Drafter, hidden_size: int, clock: Callable[[], float]) -> fl
         drafter.draft([DecodeStep(request, DEFAULT_NODE_BUDGET)])
         times.append(clock() - started)
     drafter.release(request)
-    return statistics.median(times[1:])
+    return min(times[1:])  # other load only adds time

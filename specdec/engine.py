@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec import cost_cache
 from specdec.adaptive import AdaptiveController
 from specdec.block_pool import BlockPool
 from specdec.commit import Committer, StepOutcome, VerifiedStep
@@ -94,6 +95,7 @@ class Engine:
             hidden_size=self.loaded.model.config.hidden_size,
             is_open=is_open,
             node_budget=config.node_budget,
+            identity=cost_cache.identity(self.loaded, config),
         )
         if is_open:
             drafter = CompositeDrafter(composition.drafters, vocab_size=self.vocab_size)

@@ -26,7 +26,8 @@ def collect() -> dict[str, Any]:
             "cpu",
             *(f"cuda:{i} {_cuda_name(i)}" for i in range(torch.cuda.device_count())),
         ],
-        "default_weights": resolve_precision("auto", cpu),
+        "auto_weights": "a checkpoint's own integers where they are faster, else "
+        + resolve_precision("auto", cpu),
         "cpu": {
             "machine": platform.machine(),
             "cores": os.cpu_count(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.composition import BUDGETS, SURE, best_budget, compose, gain, pass_s
+from specdec import machine_cache
+from specdec.composition import BUDGETS, CONTEXT, SURE, best_budget, compose, gain, pass_s
 from specdec.drafting import Drafter
 from specdec.limits import MAX_NODE_BUDGET
 from specdec.plan import DecodeStep
@@ -35,6 +37,11 @@ class Free(Drafter):
 
     def draft(self, steps: Sequence[DecodeStep]) -> list[DraftTree]:
         return [DraftTree.root_only(step.root) for step in steps]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_cache, "cache_folder", lambda: tmp_path)
 
 
 class Trained(Free):
@@ -64,7 +71,7 @@ class Trained(Free):
 
 
 def composed(drafter: Trained, cost: StepCost | None, **settings: Any) -> tuple[str, int, str]:
-    given = {"is_open": True, "node_budget": None, **settings}
+    given = {"is_open": True, "node_budget": None, "identity": {"model": "toy"}, **settings}
     found = compose([Free(), drafter], cost, hidden_size=8, clock=lambda: drafter.now, **given)
     return found.names, found.node_budget, found.reason
 
@@ -74,6 +81,26 @@ def test_a_pass_that_pays_stays() -> None:
     names, budget, reason = composed(Trained(2e-3), cost_of(10e-3, 1e-3))
     assert names == "free,trained"
     assert reason == f"drafter free,trained, trained gives 1.21x; at most {budget} nodes a step"
+
+
+def test_what_a_pass_is_of_a_forward_is_measured_once() -> None:
+    """A start in a busy moment decides as the one before did, whatever its clock says."""
+    first = composed(Trained(2e-3), cost_of(10e-3, 1e-3))
+    busy = Trained(9e-3)
+    assert composed(busy, cost_of(30e-3, 3e-3)) == first
+    assert busy.calls == []
+    other = composed(busy, cost_of(10e-3, 1e-3), identity={"model": "another"})
+    assert other[0] == "free" and busy.calls
+
+
+@pytest.mark.parametrize("kept", ["1", -1.0, 0.0, None, [1.0]])
+def test_a_kept_pass_that_is_none_is_measured_again(
+    kept: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine_cache, "load", lambda kind, identity: kept)
+    drafter = Trained(2e-3)
+    assert "gives 1.21x" in composed(drafter, cost_of(10e-3, 1e-3))[2]
+    assert drafter.calls
 
 
 def test_a_pass_that_does_not_pay_goes() -> None:
@@ -112,7 +139,9 @@ def test_the_gain_is_that_of_the_best_number_of_nodes(
         (1 + math.fsum(worths[:n])) * 5e-3 / (5e-3 + n * row_s + own_s)
         for n in range(1, len(worths) + 1)
     ]
-    assert gain(worths, cost_of(5e-3, row_s), own_s) == pytest.approx(max(each), rel=1e-6)
+    cost = cost_of(5e-3, row_s)
+    share = own_s / float(cost.forward_s(1, CONTEXT, 1)[1])
+    assert gain(worths, cost, share) == pytest.approx(max(each), rel=1e-6)
 
 
 @given(ROW_S)
