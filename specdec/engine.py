@@ -77,13 +77,11 @@ class Engine:
         if config.verification != "coupled":
             for one in drafter.drafters:
                 one.uses_noise = False  # other rules draw with that noise after a rejection
+        model = self.loaded.model
         kv_cache = make_kv_cache(
-            config,
-            self.loaded.model,
-            self.loaded.max_model_len,
-            num_reserved_bytes=drafter.num_bytes,
+            config, model, self.loaded.max_model_len, num_reserved_bytes=drafter.num_bytes
         )
-        self.runner = ModelRunner(self.loaded.model, kv_cache)
+        self.runner = ModelRunner(model, kv_cache)
         most = DEFAULT_NODE_BUDGET if config.node_budget is None else config.node_budget
         self.runner.warm_up(most, config.token_budget)
         cost = None
@@ -92,7 +90,7 @@ class Engine:
         composition = compose(
             drafter.drafters,
             cost,
-            hidden_size=self.loaded.model.config.hidden_size,
+            hidden_size=model.config.hidden_size,
             is_open=is_open,
             node_budget=config.node_budget,
             identity=cost_cache.identity(self.loaded, config),
@@ -114,7 +112,6 @@ class Engine:
         )
         self.controller = controller or self._make_controller(cost, composition.node_budget)
         self._verifier = make_verifier(config.verification, kv_cache.device)
-        model = self.loaded.model
         self._verifier.warm_up(
             torch.zeros(1, self.vocab_size, dtype=model.logits_dtype, device=model.device)
         )
@@ -307,9 +304,9 @@ class Engine:
         return outputs
 
     def _make_controller(self, cost: StepCost | None, node_budget: int) -> Controller:
-        drafters = self.drafter.drafters
         if cost is None:
             return FixedBudget(node_budget)
+        drafters = self.drafter.drafters
         return AdaptiveController(
             cost,
             [drafter.name for drafter in drafters],

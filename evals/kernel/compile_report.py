@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from specdec.errors import UsageError
+from specdec.evals.report.progress import progress
 from specdec.kernels import aot
 
 
@@ -16,11 +16,8 @@ def compile_kernels(target_names: Sequence[str]) -> dict[str, Any]:
     """Compile every variant of every kernel for the named targets; none named means all.
 
     The report's "variants" are CompiledVariants with their "problem", in the order of the modules.
-    Shows a bar on a terminal's stderr. Raises UsageError for an unknown target, or without Triton.
+    Says on stderr how far it is. Raises UsageError for an unknown target, or without Triton.
     """
-    from rich.console import Console
-    from rich.progress import Progress
-
     names = list(dict.fromkeys(target_names)) or list(aot.TARGETS)
     for name in names:
         if name not in aot.TARGETS:
@@ -32,9 +29,9 @@ def compile_kernels(target_names: Sequence[str]) -> dict[str, Any]:
     started = time.perf_counter()
     jobs = aot.jobs(aot.MODULES, names)
     results: dict[tuple[str, str], aot.CompiledVariant] = {}
-    bar = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
-    with bar:
-        for compiled in bar.track(aot.compile_jobs(jobs), total=len(jobs), description="compiling"):
+    with progress(len(jobs)) as advance:
+        for compiled in aot.compile_jobs(jobs):
+            advance(f"{compiled.name} for {compiled.target}")
             results[compiled.name, compiled.target] = compiled
     ordered = [results[job.name, job.target] for job in jobs]
     num_failed = sum(compiled.problem is not None for compiled in ordered)
