@@ -154,6 +154,8 @@ def generate(
     from specdec.terminal import TokenPrinter
 
     engine = Engine(config)
+    if predicted and "prediction" not in engine.config.drafter:
+        print("specdec: --prediction is of no use without --drafter prediction", file=sys.stderr)
     tokenizer = engine.tokenizer
     prompt_ids = tokenizer.encode(chat) if isinstance(chat, str) else tokenizer.encode_chat(chat)
     printer = None if as_json else TokenPrinter(sys.stdout)

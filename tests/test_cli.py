@@ -214,6 +214,15 @@ def test_help_and_version(shell: Shell) -> None:
     assert re.fullmatch(r"specdec \d+\.\d+\.\d+\S*\n", shell.run("--version").stdout)
 
 
+def test_a_prediction_that_no_drafter_uses_is_told(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("abc")
+    asked = ("generate", "--model", str(shell.model), *QUICK, PROMPT, "--prediction")
+    drafters = ("suffix", "suffix,prediction", "auto")
+    done = [shell.run(*asked, str(tmp_path / "text"), "--drafter", name) for name in drafters]
+    assert [each.returncode for each in done] == [0, 0, 0]
+    assert ["--prediction is of no use" in each.stderr for each in done] == [True, False, False]
+
+
 def test_info(shell: Shell) -> None:
     facts = json.loads(shell.run("info", "--json").stdout)
     assert facts["devices"][0] == "cpu"
