@@ -49,7 +49,7 @@ def answer(task: Task) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("node_budget", [0, 5])
-@pytest.mark.parametrize(("concurrency", "num_requests"), [(1, 3), (3, 7), (5, 5)])
+@pytest.mark.parametrize(("concurrency", "num_requests"), [(1, 3), (3, 7), (5, 10)])
 def test_streams_are_constant_and_all_counted_requests_end(
     node_budget: int, concurrency: int, num_requests: int
 ) -> None:
@@ -84,11 +84,11 @@ def test_streams_are_constant_and_all_counted_requests_end(
     assert loop.run(work, concurrency, num_requests).answers == expected  # and over again
 
 
-def test_one_stream_counts_every_step_after_its_first_token() -> None:
+def test_one_stream_counts_every_step_after_its_first_answer() -> None:
     """Of 3 answers of 4 tokens one by one: the first token of each comes with its prompt."""
     run = ClosedLoop(toy_engine(control="fixed", node_budget=0)).run(tasks(4), 1, 3)
-    assert [item.num_prefill > 0 for item in run.steps] == [False] * 3 + [True, *[False] * 3] * 2
-    assert sum(item.num_tokens for item in run.steps) == 11
+    assert [item.num_prefill > 0 for item in run.steps] == [True, *[False] * 3] * 2
+    assert sum(item.num_tokens for item in run.steps) == 8
 
 
 def test_a_prediction_goes_with_its_task() -> None:
@@ -98,11 +98,6 @@ def test_a_prediction_goes_with_its_task() -> None:
     runs = [ClosedLoop(engine).run([one], 1, 2) for one in (task, predicting)]
     alone, predicted = (StepTotals.of(run.steps).tokens_per_step for run in runs)
     assert alone == 1 and predicted > 2
-
-
-def test_answers_that_leave_nothing_to_time_are_told() -> None:
-    with pytest.raises(SpecdecError, match="allow more tokens"):
-        ClosedLoop(toy_engine()).run(tasks(1), 2, 2)
 
 
 def test_a_failing_request_fails_the_run() -> None:
@@ -117,7 +112,7 @@ def test_a_failing_request_fails_the_run() -> None:
         patch.object(engine.runner, "forward", broken),
         pytest.raises(SpecdecError, match="not finite"),
     ):
-        ClosedLoop(engine).run(tasks(4), 1, 1)
+        ClosedLoop(engine).run(tasks(4), 1, 2)
 
 
 def step(seconds: float, tokens: int = 8, prefill: int = 0, reason: str = "fixed") -> LoopStep:

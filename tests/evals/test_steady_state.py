@@ -94,6 +94,14 @@ def test_as_many_prompts_are_read_as_answers_are_given(delay: int) -> None:
     assert run.num_tokens / run.seconds == pytest.approx(12 / 14, rel=0.02)
 
 
+def test_answers_that_leave_nothing_to_time_are_told() -> None:
+    state = SteadyState(1, 2)
+    for _ in range(2):
+        state.note(state.begin(), 3, 1.0, is_last=True)
+    with pytest.raises(SpecdecError, match="allow more tokens"):
+        state.run([None] * 2)
+
+
 def test_an_engine_and_clients_that_saw_the_same_count_the_same() -> None:
     """Every arrival of an engine's run, told over again as clients' exchanges."""
     arrivals: dict[int, list[Arrival]] = {}
