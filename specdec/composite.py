@@ -34,7 +34,7 @@ class CompositeDrafter(Drafter):
 
     def __init__(self, drafters: Sequence[Drafter], *, vocab_size: int) -> None:
         self.drafters = tuple(drafters)
-        self._observers = {d for d in drafters if type(d).observe is not Drafter.observe}
+        self._observers = tuple(d for d in drafters if type(d).observe is not Drafter.observe)
         self.needs_hidden = any(drafter.needs_hidden for drafter in drafters)
         self.num_bytes = sum(drafter.num_bytes for drafter in drafters)
         self.num_faults: Counter[str] = Counter()
@@ -92,10 +92,8 @@ class CompositeDrafter(Drafter):
 
     def observe(self, request: Request, verdict: Verdict, hidden: Tensor | None) -> None:
         """Tell the drafters that are still active for this request, if they want to be told."""
-        if not self._observers:
-            return
-        for drafter in tuple(self._active[request.request_id]):
-            if drafter not in self._observers:
+        for drafter in self._observers:
+            if drafter not in self._active[request.request_id]:
                 continue
             self._guarded(
                 drafter,

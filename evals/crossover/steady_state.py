@@ -1,11 +1,11 @@
 """SteadyState: the time in which so many streams are answered, and what arrives within it.
 
-It begins when as many answers have ended as there are streams, and ends when so many times as many
-have; until then a stream that ends is followed by the tasks over again, so that the number of
-streams never falls. A run down to the last stream would mix all smaller concurrencies into the
-figure, and by other shares on every side; a time that closes with the first stream that has no
-successor would leave most of the answers out. Streams that keep step are in the same phase at both
-ends, so as many prompts are read as answers given, as it is with streams that do not.
+It begins when as many answers have ended as there are streams, and ends when `num_requests` have,
+some times as many; until then a stream that ends is followed by the tasks over again, so that the
+number of streams never falls. A run down to the last stream would mix all smaller concurrencies
+into the figure, and by other shares on every side; a time that closes with the first stream that
+has no successor would leave most of the answers out. Streams that keep step are in the same phase
+at both ends, so as many prompts are read as answers given, as it is with streams that do not.
 """
 
 from __future__ import annotations

@@ -42,7 +42,8 @@ public:
         const int more = num_more > 0 ? std::min(num_more, ROWS) : rows;
         for (int i = 0; i < 8; i++) {
             shape.bytes[i] = i == 4 || i == 5 ? num_features * 2 : LANES * 4;
-            shape.lines[i] = i > 5 ? num_features / 2 : i == 2 || i == 3 || i == 5 ? more : rows;
+            const bool is_second = i == 2 || i == 3 || i == 5;
+            shape.lines[i] = i > 5 ? num_features / 2 : is_second ? more : rows;
         }
         publish(&shape);
         _tile_loadconfig(&shape);
@@ -130,7 +131,7 @@ private:
 };
 
 // A panel as the unit takes it; see VectorPanel. Two tiles are multiplied at once: what a group of
-// weights costs, they share. Groups add to, or set, two sums of each tile in turn.
+// weights costs, they share. Groups take turns at two sums of each tile.
 template <class W>
 class UnitPanel;
 
